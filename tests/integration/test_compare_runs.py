@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 from kafka import KafkaAdminClient
 from support.runs import Launcher
+from support.texts import produce
 
 from txstream.embedded import Services
 from txstream.zookeeper import ZooKeeper
@@ -16,9 +17,9 @@ EXACT = {"exact": True, "wrong_rows": 0}
 COUNT = "word_count.n"
 
 
-def compare(launcher: Launcher, *arguments: str) -> dict[str, Any]:
+def compare(launcher: Launcher, *arguments: str, status: int = 0) -> dict[str, Any]:
     done = launcher.run("compare", "--records", "2000", "--json", *arguments)
-    assert done.status == 0, done.stderr
+    assert done.status == status, done.stderr
     found: dict[str, Any] = done.json()
     return found
 
@@ -71,10 +72,60 @@ def test_nothing_is_left_unless_it_is_kept(launcher: Launcher, services: Service
             return tables, topics, {name for name in zookeeper.topologies() if name.startswith("compare-")}
 
     before = left()
-    assert all(map(is_exact, compare(launcher, "--faults", "none")["semantics"].values()))
+    found = compare(launcher, "--faults", "none", status=1)
+    assert all(map(is_exact, found["semantics"].values()))
+    assert found["nothing_shown"] == "no fault struck the opaque run"
     assert left() == before
-    compare(launcher, "--faults", "none", "--keep", "--html", "page.html")
+    compare(launcher, "--faults", "batch", "--keep", "--html", "page.html")
     page = (launcher.directory / "page.html").read_text(encoding="utf-8")
     assert "opaque: " in page
-    assert "txstream compare --records 2000 --faults none --html page.html<" in page
+    assert "txstream compare --records 2000 --faults batch --html page.html<" in page
     assert [len(now - then) for now, then in zip(left(), before, strict=True)] == [3, 1, 3]
+
+
+_OWN = """
+import time
+
+from txstream import BasicBolt, Count, KafkaSource, SqlState, SqlStateBolt, TransactionalTopologyBuilder
+from txstream.examples.word_count import SPOUTS
+
+
+class Minute(BasicBolt):
+    output = "user string, minute bigint"
+
+    def __init__(self, wrong):
+        self.wrong = wrong
+
+    def execute(self, tup, collector):
+        if tup["user"] is not None:
+            at = time.time() if self.wrong else tup["timestamp"].timestamp()
+            collector.emit((tup["user"], int(at // 60)))
+
+
+def topology(topic, semantics="opaque", wrong=False):
+    source = KafkaSource(topic, value_format="json", schema="user string, price decimal(9,2)",
+                         kafka_columns=["timestamp"], max_records_per_partition=10)
+    builder = TransactionalTopologyBuilder("own", "rows", SPOUTS[semantics](source))
+    builder.set_bolt("minute", Minute(wrong), 2).shuffle_grouping("rows")
+    state = SqlState("minutes", key="user string, minute bigint", value="n bigint")
+    builder.set_bolt("store", SqlStateBolt(state, n=Count())).fields_grouping("minute", "user")
+    return builder.build()
+"""
+
+
+def test_the_truth_of_a_topic_of_ones_own_is_read_by_another_reader(
+    launcher: Launcher, services: Services, unique: str
+) -> None:
+    (launcher.directory / "own.py").write_text(_OWN, encoding="utf-8")
+    topic = f"own-{unique}"
+    assert launcher.run("topic", "create", topic, "--partitions", "4").status == 0
+    rows = [f'{{"user": "u{n % 7}", "price": {n}.25}}' for n in range(1000)]
+    produce(services.kafka, topic, rows)
+    found = compare(launcher, "own:topology", "--topic", topic, "--faults", "crash")
+    assert found["truth"] == "kafka-python's consumer and a plain fold of its records"
+    assert found["true_totals"] == {"minutes.n": 1000}
+    assert is_exact(found["semantics"]["opaque"])
+    done = launcher.run("compare", "own:topology", "--topic", topic, "-p", "wrong=true", "--faults", "crash")
+    assert done.status == 1
+    assert "component 'minute' emitted other tuples for the same input: (u" in done.stderr
+    assert "it reads a clock, chance, a global or the order of a set" in done.stderr

@@ -18,9 +18,10 @@ from txstream.state.records import COMMITTED
 from txstream.state.store import layout
 from txstream.state.store.layout import Spaces
 from txstream.testing.simulation.chances import Chances
-from txstream.testing.simulation.program import Program, Tables
+from txstream.testing.simulation.program import Program
 from txstream.testing.simulation.tasks import Task
-from txstream.testing.simulation.world import FAULTS, Tree, World, run_without_faults
+from txstream.testing.simulation.truth import Truth
+from txstream.testing.simulation.world import FAULTS, Tree, World, truth_of
 
 AnyWorld = TypeVar("AnyWorld", bound="MutableWorld")
 
@@ -92,9 +93,9 @@ class MutableWorld(World):
 @functools.cache
 def _program(
     semantics: Semantics, states: Semantics, databases: int, by_bolt: tuple[bool, bool]
-) -> tuple[Program, Tables]:
+) -> tuple[Program, Truth]:
     program = still(databases, by_bolt).program(semantics, states)
-    return program, run_without_faults(program)
+    return program, truth_of(program)
 
 
 def world_of(

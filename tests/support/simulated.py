@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any, ClassVar
 
 from txstream import (
@@ -49,6 +50,12 @@ class OnlyNewWords(Split):
                 collector.emit((word,))
 
 
+class DropsAll(Split):
+    """Emits nothing."""
+
+    def execute(self, tup: Any, collector: Any) -> None: ...
+
+
 class Guesses(Split):
     """Wrong: it emits something else each time."""
 
@@ -88,7 +95,11 @@ class CountsFirstAttempts(Adds):
 
 
 def counts(
-    split: Any = Split, committer: Any = None, semantics: str = "opaque", lines: Any = LINES
+    split: Any = Split,
+    committer: Any = None,
+    semantics: str = "opaque",
+    lines: Any = LINES,
+    by_line: bool = True,
 ) -> Topology:
     """A word count in one database, beside a count of lines in another."""
     builder = TransactionalTopologyBuilder(
@@ -97,8 +108,9 @@ def counts(
     builder.set_bolt("split", split(), 2).shuffle_grouping("lines")
     words = SqlState("words", key="word string", value="n bigint")
     builder.set_bolt("words", SqlStateBolt(words, n=Count())).fields_grouping("split", "word")
-    by_line = SqlState("by_line", key="line string", value="n bigint", url="sqlite:///elsewhere.db")
-    builder.set_bolt("by_line", SqlStateBolt(by_line, n=Count())).fields_grouping("lines", "line")
+    if by_line:
+        lines_of = SqlState("by_line", key="line string", value="n bigint", url="sqlite:///elsewhere.db")
+        builder.set_bolt("by_line", SqlStateBolt(lines_of, n=Count())).fields_grouping("lines", "line")
     if committer is not None:
         builder.set_bolt("adds", committer(), 2).fields_grouping("split", "word")
     return builder.build()
@@ -119,4 +131,27 @@ def summed(*, key: str = "k string") -> Topology:
     builder = TransactionalTopologyBuilder("sums", "rows", OpaqueSpout(MemorySpout("k string, x bigint")))
     state = SqlState("sums", key=key, value="x bigint")
     builder.set_bolt("sums", SqlStateBolt(state, x=Sum("x"))).fields_grouping("rows", "k")
+    return builder.build()
+
+
+class TopWord(BatchBolt):
+    output = "word string"
+
+    def prepare(self, context: Any, collector: Any, batch_id: Any) -> None:
+        super().prepare(context, collector, batch_id)
+        self.words: Counter[str] = Counter()
+
+    def execute(self, tup: Any) -> None:
+        self.words.update(tup["line"].split())
+
+    def finish_batch(self) -> None:
+        if self.words:
+            self.collector.emit((min(self.words, key=lambda word: (-self.words[word], word)),))
+
+
+def tops(spout: Any = OpaqueSpout, tasks: int = 1) -> Topology:
+    builder = TransactionalTopologyBuilder("tops", "lines", spout(MemorySpout("line string", LINES)))
+    builder.set_bolt("top", TopWord(), tasks).shuffle_grouping("lines")
+    state = SqlState("tops", key="word string", value="n bigint")
+    builder.set_bolt("store", SqlStateBolt(state, n=Count())).fields_grouping("top", "word")
     return builder.build()

@@ -64,6 +64,28 @@ def test_rows_come_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert status == 0
 
 
+def test_what_shows_nothing_ends_with_status_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"account": "anna", "amount": 5}\n')
+    arguments = ["txstream.examples.accounts:topology", "--rows", str(rows), "--schedules", "3"]
+    status, out, _ = run(capsys, *arguments)
+    assert (status, out.splitlines()[-1]) == (
+        1,
+        "nothing was shown: no schedule committed more than 1 batch; give more rows",
+    )
+    status, out, _ = run(capsys, *arguments, "--json")
+    document = json.loads(out)
+    assert (status, document["exact"]) == (1, False)
+    assert document["nothing_shown"].startswith("no schedule committed")
+    saved = tmp_path / "schedule.json"
+    saved.write_text(
+        '{"format": 1, "topology": "counts", "seed": 1, "steps": 0, "on_sqlite": 0, "cut": [1, 4]}'
+    )
+    status, out, _ = run(capsys, FACTORY, "--replay", str(saved))
+    assert status == 1
+    assert out.endswith("exact: no; NothingShownError: no fault struck\n")
+
+
 def usage(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")
@@ -72,6 +94,7 @@ def usage(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_what_cannot_be_meant_is_a_usage_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
+    assert "--schedules': Input should be greater than or equal to 1" in usage(capsys, "--schedules", "0")
     assert "--rows are for a topology of yours" in usage(capsys, "--rows", str(rows))
     accounts = "txstream.examples.accounts:topology"
     assert "reads a KafkaSource" in usage(capsys, accounts)

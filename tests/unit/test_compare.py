@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from support.simulated import Guesses, counts
 
 from txstream import (
     Count,
+    KafkaSource,
     Max,
     OpaqueSpout,
+    Settings,
     SpoutContext,
     SqlState,
     SqlStateBolt,
@@ -29,6 +35,7 @@ from txstream.compare.report import (
     figures,
     in_a_sentence,
     moved_records,
+    nothing_shown,
     side_by_side,
     stalls,
     total,
@@ -38,6 +45,7 @@ from txstream.compare.report import (
 from txstream.compare.run import Outcome, Rows
 from txstream.compare.schedule import SCHEDULES, Fault, Injector, load_schedule
 from txstream.compare.timeline import Fate, Made, Timeline
+from txstream.compare.truth import _OnlyTheSourceKnowsError, _row, folded_truth
 from txstream.compare.variant import clipped, fixed_end, is_reached, under_own_names, with_batches_of
 from txstream.coordinator import EmitBatch
 from txstream.engine.batch.executor_failures import CrashError
@@ -45,6 +53,7 @@ from txstream.engine.fault_points import Point
 from txstream.examples import accounts, word_count
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.memory import MemoryRange, MemorySpout
+from txstream.testing.determinism import NotDeterministicError
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 
@@ -303,3 +312,63 @@ def test_the_rate_leaves_out_how_long_the_schedule_held_a_partition_back() -> No
     found = figures(outcome, {}, [])
     assert (found["seconds"], found["stalled_seconds"], found["outage_seconds"]) == (5.0, 3.5, 3.0)
     assert found["records_per_second"] == 45.0
+
+
+# --- what shows nothing -----------------------------------------------------------------------------------
+
+
+def outcome_of(batches: int, *happened: Fault) -> Outcome:
+    outcome = Outcome(Timeline(), Injector(()))
+    outcome.injector.happened += [(fault, 1.0) for fault in happened]
+    outcome.timeline.made += [
+        made(txid, Fate.COMMITTED, a=(txid, txid + 1)) for txid in range(1, batches + 1)
+    ]
+    return outcome
+
+
+def test_a_comparison_that_cannot_fail_shows_nothing() -> None:
+    fault, truth = Fault("batch", 1), {"t": {("a",): (1,)}}
+    assert nothing_shown(truth, {"opaque": outcome_of(2, fault)}) is None
+    assert nothing_shown({"t": {}}, {"opaque": outcome_of(2, fault)}) == (
+        "no record reaches a table, so all tables stay empty"
+    )
+    assert nothing_shown(truth, {"opaque": outcome_of(1, fault)}) == (
+        "the opaque run committed fewer than 2 batches"
+    )
+    assert nothing_shown(truth, {"opaque": outcome_of(2, fault), "transactional": outcome_of(2)}) == (
+        "no fault struck the transactional run"
+    )
+
+
+# --- the truth --------------------------------------------------------------------------------------------
+
+
+def test_records_are_rows_without_the_products_reader() -> None:
+    record = SimpleNamespace(
+        topic="t",
+        partition=3,
+        offset=7,
+        timestamp=1_700_000_000_123,
+        timestamp_type=0,
+        key=b"k",
+        value=b'{"user": "u1", "price": 1.50, "n": 2, "more": []}',
+        headers=[("h", b"v")],
+    )
+    moment = datetime(2023, 11, 14, 22, 13, 20, 123000, tzinfo=UTC)
+    headers = [{"key": "h", "value": b"v"}]
+    plain = KafkaSource("t", key_format="string", value_format="binary")
+    assert list(_row(plain, record)) == ["k", record.value, "t", 3, 7, moment, 0, headers]
+    schema = "user string, price decimal(9,2), n double, gone bigint"
+    as_json = KafkaSource("t", value_format="json", schema=schema, kafka_columns=["offset"])
+    assert list(_row(as_json, record)) == ["u1", Decimal("1.50"), 2.0, None, 7]
+    tombstone = SimpleNamespace(**{**vars(record), "value": None})
+    assert list(_row(as_json, tombstone)) == [None, None, None, None, 7]
+    dated = KafkaSource("t", value_format="json", schema="user date")
+    with pytest.raises(_OnlyTheSourceKnowsError):
+        _row(dated, record)
+
+
+def test_a_source_that_only_reads_itself_has_no_fold() -> None:
+    assert folded_truth(counts(), Settings(), {}) is None
+    with pytest.raises(NotDeterministicError, match="component 'split' emitted other tuples"):
+        folded_truth(counts(Guesses), Settings(), {})

@@ -296,3 +296,14 @@ def test_a_null_delta_changes_nothing_and_a_first_one_is_the_value() -> None:
     assert combined(reducers, {"n": 1, "most": 7}, {"n": 2, "most": None}) == {"n": 3, "most": 7}
     assert combined(reducers, {"n": 1, "most": None}, {"n": None, "most": 5}) == {"n": 1, "most": 5}
     assert combined(reducers, None, {"n": 2, "most": 5}) == {"n": 2, "most": 5}
+
+
+def test_batches_that_give_no_table_a_row_show_nothing(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path}/state.db"
+    with MemorySpout("line string", {"p0": ["", "  "]}) as empty:
+        made = topology(empty)
+        settings = run(made, database)
+        found = inspect.replay(made, 1, settings)
+    assert [table.same for table in found.tables] == [True]
+    assert not found.shown
+    assert not found.same

@@ -49,8 +49,8 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared. `parameters` are the factory's, as for `-p`. With `truth` None, a run without faults
-    gives the truth."""
+    """What is compared. `parameters` are the factory's, as for `-p`. `truth` is None until it is found;
+    `truth_by` says by what."""
 
     cli: Cli
     settings: Settings
@@ -61,6 +61,7 @@ class Comparison:
     spark: SparkSession | None
     keep: bool
     truth: Tables | None = None
+    truth_by: str = "the text itself"
 
     @property
     def engine(self) -> str:
@@ -108,10 +109,13 @@ def compare(
     """Run a topology under each semantics, through the same faults.
 
     Each run has a topology id and tables of its own, which are removed at the end, and is compared with the
-    truth: the text itself where it was made for this, otherwise a run without faults. Starts ZooKeeper and
-    Kafka on this machine unless they are given.
+    truth: the text itself where it was made for this. For a topic of yours, kafka-python's consumer reads the
+    records, and the bolts are called one after the other, without the engine; before that, each bolt gets a
+    part of its input again, in another process, and must emit the same. What that cannot do has a run
+    without faults for its truth. Starts ZooKeeper and Kafka on this machine unless they are given.
 
-    Ends with status 1 when an opaque or a transactional total is not exact.
+    Ends with status 1 when an opaque or a transactional total is not exact, or when nothing was shown: tables
+    stay empty, a run commits fewer than two batches, or no fault strikes.
     """
     from txstream.compare.schedule import load_schedule
     from txstream.embedded.java import find_java
@@ -135,9 +139,9 @@ def compare(
             if topic is None:
                 here = stack.enter_context(_made_lines(here))
         with user_code_prints_to_stderr():
-            topology, truth, outcomes = _play_all(here)
+            here, topology, outcomes = _play_all(here)
     typed = _command(target, given_parameters, records, faults, html, spark=spark)
-    return _tell(here, typed, topology, truth, outcomes, html)
+    return _tell(here, typed, topology, outcomes, html)
 
 
 def _command(
@@ -195,8 +199,10 @@ def _made_lines(here: Comparison) -> Iterator[Comparison]:
 # --- the runs ----------------------------------------------------------------------------------------------
 
 
-def _play_all(here: Comparison) -> tuple[Topology, Tables, Mapping[str, Outcome]]:
+def _play_all(here: Comparison) -> tuple[Comparison, Topology, Mapping[str, Outcome]]:
+    """Return the comparison with its truth, its opaque topology, and what came of each run."""
     from txstream.compare.run import end_of_log
+    from txstream.compare.truth import BY_A_RUN, BY_FOLD, folded_truth
 
     topologies = {
         semantics: load_topology(here.target, [*here.parameters, f"semantics={semantics}"])
@@ -207,17 +213,17 @@ def _play_all(here: Comparison) -> tuple[Topology, Tables, Mapping[str, Outcome]
         raise UsageError(f"the source of {here.target} holds no records; there is nothing to compare")
     here.cli.say(f"batches run in {here.engine}")
     run = uuid.uuid4().hex[:6]
-    truth = here.truth
-    if truth is None:
+    if here.truth is None:
+        truth = folded_truth(topologies["opaque"], here.settings, end)
+        here = replace(here, truth=truth, truth_by=BY_FOLD)
+    if here.truth is None:
         truth = _play(here, topologies["opaque"], f"{run}-truth", end, ()).tables
-    return (
-        topologies["opaque"],
-        truth,
-        {
-            semantics: _play(here, topology, f"{run}-{semantics}", end, here.faults)
-            for semantics, topology in topologies.items()
-        },
-    )
+        here = replace(here, truth=truth, truth_by=BY_A_RUN)
+    outcomes = {
+        semantics: _play(here, topology, f"{run}-{semantics}", end, here.faults)
+        for semantics, topology in topologies.items()
+    }
+    return here, topologies["opaque"], outcomes
 
 
 def _play(
@@ -243,13 +249,14 @@ def _tell(
     here: Comparison,
     typed: str,
     topology: Topology,
-    truth: Tables,
     outcomes: Mapping[str, Outcome],
     page: Path | None,
 ) -> int:
     from txstream import __version__
-    from txstream.compare.report import columns_of, figures, in_a_sentence, true_totals
+    from txstream.compare.report import columns_of, figures, in_a_sentence, nothing_shown, true_totals
     from txstream.inspect.json_documents import document as document_of
+
+    truth = here.truth or {}
 
     columns = columns_of(topology)
     found = {semantics: figures(outcome, truth, columns) for semantics, outcome in outcomes.items()}
@@ -261,7 +268,8 @@ def _tell(
         "date": datetime.now(UTC).isoformat(" ", "seconds"),
         "engine": here.engine,
         "faults": [fault.to_document() for fault in here.faults],
-        "truth": "the text itself" if here.truth is not None else "a run without faults",
+        "truth": here.truth_by,
+        "nothing_shown": nothing_shown(truth, outcomes),
         "true_totals": true_totals(truth, columns),
         "semantics": found,
     }
@@ -276,7 +284,10 @@ def _tell(
         _print(here, document)
         for semantics, one in found.items():
             here.cli.print(f"{semantics}: {in_a_sentence(one)}")
-    return 0 if all(found[semantics]["exact"] for semantics in _EXACT) else 1
+        if document["nothing_shown"]:
+            here.cli.print(f"nothing was shown: {document['nothing_shown']}")
+    is_exact = all(found[semantics]["exact"] for semantics in _EXACT)
+    return 0 if is_exact and not document["nothing_shown"] else 1
 
 
 def _print(here: Comparison, document: Mapping[str, Any]) -> None:

@@ -74,7 +74,8 @@ def replay(
     ] = 20,
 ) -> int:
     """Run committed batches again, dry, and compare. Nothing of the topology is touched; exit status 1 when
-    they would add something else today. It runs in this process; with --master, on Spark."""
+    they would add something else today, or when nothing was shown: no row could be compared. It runs in this
+    process; with --master, on Spark."""
     first, last = _range(txids)
     _check_out(component, stream, out)
     if table is not None and into is None:
@@ -142,6 +143,7 @@ def _replay_document(found: Replay, tuples: pa.Table | None) -> dict[str, Any]:
     written: dict[str, Any] = {
         "topology": found.topology,
         "same": found.same,
+        "shown": found.shown,
         "batches": [
             {"txid": b.txid, "attempt": b.attempt, "records": b.records, "records_read": b.records_read}
             for b in found.batches
@@ -184,7 +186,9 @@ def _print_replay(cli: Cli, found: Replay) -> None:
         if one.same is False:
             _print_changes(cli, one)
     if not any(one.same is not None for one in found.tables):
-        cli.say("nothing could be compared")
+        cli.say("nothing was shown: nothing could be compared")
+    elif not found.shown:
+        cli.say("nothing was shown: these batches give no table a row")
 
 
 def _print_changes(cli: Cli, one: TableReplay) -> None:

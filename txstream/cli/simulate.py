@@ -46,7 +46,7 @@ def simulate(
         typer.Option("--partition-by", metavar="FIELD", help="Keep rows of one value in their order."),
     ] = None,
     schedules: Annotated[
-        int, typer.Option("--schedules", metavar="N", help="How many schedules to run.", min=0)
+        int, typer.Option("--schedules", metavar="N", help="How many schedules to run.", min=1)
     ] = 1000,
     seed: Annotated[
         int,
@@ -72,10 +72,14 @@ def simulate(
     Its own bolts run, over rows in memory, under the driver, recovery and commit protocol of every run.
     Drivers crash between any two external writes, sleep and wake up late; answers are lost or come late;
     partitions cannot be read for a time; the way of committing changes. Each schedule must leave in the
-    tables what a run without faults leaves. The first that does not is shrunk, told, and written to a file.
+    tables what a plain fold of the rows leaves: the bolts called one after the other, the reducers in Python,
+    without the engine. The first that does not is shrunk, told, and written to a file. Before that, each bolt
+    gets a part of its input again, in another process with another clock and other hashes, and must emit the
+    same.
 
-    Ends with status 1 when a schedule fails. A non-transactional topology does not fail: how often it was not
-    exact is told.
+    Ends with status 1 when a schedule fails, or when nothing was shown: no table got a row, no schedule
+    committed two batches, or no fault struck. A non-transactional topology does not fail: how often it was
+    not exact is told.
     """
     from txstream.testing.simulation.program import Program
     from txstream.testing.simulation.runs import run_schedules
@@ -101,7 +105,7 @@ def simulate(
     if report.failure is not None:
         _save(program, report.failure, save)
     _tell(cli, report, save)
-    return 1 if report.failure is not None else 0
+    return 0 if report.exact or report.inexact else 1
 
 
 def _made_lines() -> list[dict[str, str]]:
@@ -180,6 +184,9 @@ def _tell(cli: Cli, report: SimulationReport, saved: Path) -> None:
             document["failure"]["saved"] = str(saved)
         cli.print_json(document)
         return
+    if report.not_deterministic is not None:
+        cli.print(f"{report.not_deterministic}\nexact: no")
+        return
     for line in report.lines():
         cli.print(line)
     if failure is not None:
@@ -187,4 +194,7 @@ def _tell(cli: Cli, report: SimulationReport, saved: Path) -> None:
         cli.print(
             f"wrote {saved}; `txstream simulate --replay {saved}` with the same topology tells each step"
         )
-    cli.print(f"exact: {'yes' if report.exact else 'no'}")
+    if report.nothing_shown is not None:
+        cli.print(f"nothing was shown: {report.nothing_shown}")
+    else:
+        cli.print(f"exact: {'yes' if report.exact else 'no'}")

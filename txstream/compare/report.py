@@ -15,6 +15,7 @@ from txstream.wording import counted, shown
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
 
+_LEAST_BATCHES = 2
 _LEAST_STALL_SECONDS = 0.05  # a shorter stall is not worth mentioning
 _FLOAT_DIGITS = 12
 _MISSING = object()
@@ -261,3 +262,15 @@ def in_a_sentence(found: Mapping[str, Any]) -> str:
         moved = counted(found["moved_tuples"], "tuple")
         told.append(f"{moved} came in another txid than was first planned")
     return "; ".join(told)
+
+
+def nothing_shown(truth: Tables, outcomes: Mapping[str, Outcome]) -> str | None:
+    """Say why a comparison that passes shows nothing, if that is so."""
+    if not any(truth.values()):
+        return "no record reaches a table, so all tables stay empty"
+    for semantics, outcome in outcomes.items():
+        if sum(map(_is_committed, outcome.timeline.settled())) < _LEAST_BATCHES:
+            return f"the {semantics} run committed fewer than {_LEAST_BATCHES} batches"
+        if not outcome.injector.happened:
+            return f"no fault struck the {semantics} run"
+    return None

@@ -90,9 +90,13 @@ class Replay:
 
     @property
     def same(self) -> bool:
-        """Whether at least one table could be compared, and all that could are the same."""
-        told = [table.same for table in self.tables if table.same is not None]
-        return bool(told) and all(told)
+        """Whether at least one row could be compared, and all tables that could be are the same."""
+        return self.shown and all(table.same is not False for table in self.tables)
+
+    @property
+    def shown(self) -> bool:
+        """Whether a table that could be compared got a row, from the batches or from the replay."""
+        return any(table.same is not None and (table.rows or table.rows_written) for table in self.tables)
 
     @property
     def tuples(self) -> pa.Table | None:

@@ -197,6 +197,7 @@ class Driver(Actor, Watcher):
 
     def committed(self, attempt: TransactionAttempt) -> None:
         self.world.note(f"{self} has committed {attempt}")
+        self.world.batches_committed = max(self.world.batches_committed, attempt.txid)
 
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
         self.world.note(f"{self}: {attempt} fails: {error}")

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from txstream.api.errors import TxstreamError
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.commit.committer import Committer, StateDeltas
+from txstream.testing.determinism import NotDeterministicError
 
 T = TypeVar("T")
 
@@ -24,10 +24,6 @@ _FIRST_AGAIN = 3
 that bolts keep between batches shows early, and in a long run the repeats cost nothing."""
 _LESS_OFTEN = 8
 _MOST = 20_000
-
-
-class NotDeterministicError(TxstreamError):
-    """The same rows gave different tuples."""
 
 
 class Memo:

@@ -20,14 +20,13 @@ from txstream.spouts.memory import MemoryRange
 from txstream.state.store.layout import Spaces
 from txstream.testing.simulation.known import Memo, Results, committer_with
 from txstream.testing.simulation.source import Rows, SimulatedSource, rows_of, to_rows
+from txstream.testing.simulation.truth import Truth
 from txstream.wording import a
 from txstream.zookeeper.tree import Node
 
 FIRST = "memory://one"
+_ALL_ROWS = 1_000_000
 _NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight")
-
-Tables = dict[str, dict[tuple[Any, ...], tuple[Any, ...]]]
-"""The values by key of each state table."""
 
 
 class Code(NamedTuple):
@@ -82,6 +81,7 @@ class Program:
         *,
         number: int = 1,
         places: Places | None = None,
+        expected: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(topology, Topology):
             raise UsageError(f"a simulation needs a built Topology, not {a(type(topology).__name__)}")
@@ -107,6 +107,8 @@ class Program:
         self.results, self.memo = Results(), Memo()
         self.committer = committer_with(self.memo)
         self.codec: MetaCodec[Any] = MetaCodec(MemoryRange)
+        self.expected = expected
+        self.truth: Truth | None = None
         self.begun: Begun | None = None
         self._codes: dict[tuple[CommitChoice, int], Code] = {}
 
@@ -126,17 +128,19 @@ class Program:
 
     def commits(self) -> Sequence[CommitChoice]:
         """Return the ways in which it may commit."""
-        return ("auto", "executors") if self.topology.map_states else ("driver", "auto", "executors")
+        return ("driver", "auto", "executors")
 
     def code(self, commit: CommitChoice, pending: int) -> Code:
         """Return the code that commits in this way, with so many batches pending. With `auto`, executors
-        write any batch of more than one row, unless they have failed at its txid."""
+        write any batch of more than one row, unless they have failed at its txid. Where bolts write states,
+        `driver` is `auto` for batches that are never too large for the driver."""
         found = self._codes.get((commit, pending))
         if found is None:
+            in_part = commit == "driver" and self.topology.map_states
             topology = replace(
                 self.topology,
-                commit=commit,
-                driver_commit_rows=1 if commit == "auto" else None,
+                commit="auto" if in_part else commit,
+                driver_commit_rows=_ALL_ROWS if in_part else 1 if commit == "auto" else None,
                 max_spout_pending=pending,
             )
             plan = compile_topology(topology, self.context, "simulated")

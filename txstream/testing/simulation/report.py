@@ -12,15 +12,25 @@ from txstream.testing.simulation.world import World
 from txstream.wording import counted
 
 _LEAST = 3
+_NO_FAULTS = frozenset(("code changes", "meanwhile"))
+"""What happens in schedules and goes wrong in none."""
+_LEAST_BATCHES = 2
 
 
 class SimulationError(TxstreamError):
-    """A schedule ended with a wrong result. `report` holds that schedule, shrunk."""
+    """A schedule ended with a wrong result, or none could have shown one. `report` holds a schedule that
+    failed, shrunk."""
 
     def __init__(self, report: SimulationReport) -> None:
-        assert report.failure is not None
-        super().__init__(f"{report.failure}\n{report.failure.told}")
+        told = report.not_deterministic or f"nothing was shown: {report.nothing_shown}"
+        if report.failure is not None:
+            told = f"{report.failure}\n{report.failure.told}"
+        super().__init__(told)
         self.report = report
+
+
+class NothingShownError(TxstreamError):
+    """A schedule passed that could not have failed."""
 
 
 @dataclass
@@ -35,7 +45,7 @@ class Broken:
 
     def __str__(self) -> str:
         if self.first.crashes == ():
-            which = "without faults, in other batches,"
+            which = "without faults"
         elif self.first.crashes is not None:
             which = f"with crashes at points {' and '.join(map(str, self.first.crashes))}"
         else:
@@ -50,7 +60,8 @@ class SimulationReport:
     `schedules` counts the schedules by seed, `exhaustive` those by crash points. `points` are all points that
     drivers passed, `crash_points` those where they crashed, and `crash_pairs` two successive crashes of a
     history. `inexact` counts wrong results of a topology that does not promise exact ones (a
-    non-transactional one).
+    non-transactional one). `bolt_runs` counts how often bolts ran, over the same `rows`. `most_batches` is
+    how many batches a schedule committed at most; `is_empty` says that all tables must stay empty.
     """
 
     topology: str
@@ -60,16 +71,43 @@ class SimulationReport:
     on_sqlite: int = 0
     cpu_seconds: float = 0.0
     inexact: int = 0
+    bolt_runs: int = 0
+    rows: int = 0
+    most_batches: int = 0
+    is_empty: bool = False
     points: set[str] = field(default_factory=set)
     crash_points: Counter[str] = field(default_factory=Counter)
     crash_pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     failure: Broken | None = None
+    not_deterministic: str | None = None
+    """What showed, before any schedule ran, that a component is not deterministic."""
+    note: str | None = None
+    """What people must know of the truth, if anything."""
 
     @property
     def exact(self) -> bool:
-        """Whether every table was right in every schedule."""
-        return self.failure is None and not self.inexact
+        """Whether every table was right in every schedule, and could have been wrong."""
+        return not (self.failure or self.not_deterministic or self.inexact or self.nothing_shown)
+
+    @property
+    def nothing_shown(self) -> str | None:
+        """Why schedules that passed show nothing, if that is so."""
+        if self.failure or self.not_deterministic or self.inexact:
+            return None
+        if self.is_empty:
+            return "no row reaches a table, so all tables stay empty"
+        if self.most_batches < _LEAST_BATCHES:
+            most = counted(self.most_batches, "batch", "batches")
+            return f"no schedule committed more than {most}; give more rows"
+        if not self.struck:
+            return "no fault struck in any schedule; run more schedules, or longer ones"
+        return None
+
+    @property
+    def struck(self) -> int:
+        """How many faults struck."""
+        return sum(n for fault, n in self.faults.items() if fault not in _NO_FAULTS)
 
     @property
     def rate(self) -> float:
@@ -82,6 +120,8 @@ class SimulationReport:
         self.crash_points.update(world.crashes)
         self.crash_pairs.update(zip(world.crashes, world.crashes[1:], strict=False))
         self.faults.update(world.happened)
+        self.bolt_runs += world.bolt_runs
+        self.most_batches = max(self.most_batches, world.batches_committed)
 
     def join(self, other: SimulationReport) -> None:
         """Add the report of another process."""
@@ -90,6 +130,8 @@ class SimulationReport:
         self.on_sqlite += other.on_sqlite
         self.cpu_seconds += other.cpu_seconds
         self.inexact += other.inexact
+        self.bolt_runs += other.bolt_runs
+        self.most_batches = max(self.most_batches, other.most_batches)
         self.points |= other.points
         self.crash_points += other.crash_points
         self.crash_pairs += other.crash_pairs
@@ -107,6 +149,8 @@ class SimulationReport:
             "exhaustive": self.exhaustive,
             "on_sqlite": self.on_sqlite,
             "inexact": self.inexact,
+            "bolt_runs": self.bolt_runs,
+            "rows": self.rows,
             "cpu_seconds": round(self.cpu_seconds, 3),
             "per_cpu_second": round(self.rate, 1),
             "faults": dict(sorted(self.faults.items())),
@@ -115,6 +159,9 @@ class SimulationReport:
                 first: {then: n for then in points if (n := self.crash_pairs[first, then])}
                 for first in points
             },
+            "note": self.note,
+            "not_deterministic": self.not_deterministic,
+            "nothing_shown": self.nothing_shown,
             "failure": None
             if failure is None
             else {
@@ -142,6 +189,12 @@ class SimulationReport:
         shown = ", ".join(f"{point} {self.crash_points[point]:,}" for point in least)
         found.append(f"crash points: {hit} of {len(self.points)} hit; least often: {shown}")
         found.append(f"pairs of crash points: {pairs:,} of {len(self.points) ** 2:,} hit")
+        found.append(
+            f"bolts ran {self.bolt_runs:,} times over {counted(self.rows, 'row')}: whatever they do outside, "
+            f"such as a request to a service, is done as often"
+        )
+        if self.note is not None:
+            found.append(self.note)
         if self.inexact:
             found.append(
                 f"not exact in {counted(self.inexact, 'schedule')}, as non-transactional topologies are"

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 from txstream.api.errors import UsageError
 from txstream.api.topology import Topology
 from txstream.semantics import Semantics
-from txstream.testing.simulation.program import Program, Tables
-from txstream.testing.simulation.report import Broken, SimulationError, SimulationReport
+from txstream.testing.determinism import NotDeterministicError, check_determinism
+from txstream.testing.simulation.program import Program
+from txstream.testing.simulation.report import Broken, NothingShownError, SimulationError, SimulationReport
 from txstream.testing.simulation.schedules import Schedule, outcome, shrunk
-from txstream.testing.simulation.world import ON_SQLITE, STEPS, run_without_faults
+from txstream.testing.simulation.world import ON_SQLITE, STEPS, truth_of
 
 Told = Callable[[SimulationReport], None]
 
@@ -46,9 +47,11 @@ def simulate(
     steps: int = STEPS,
     exhaustive: bool = False,
     on_sqlite: float = ON_SQLITE,
+    expected: Mapping[str, Any] | None = None,
 ) -> SimulationReport:
     """Run a topology through seeded schedules of crashes, lost and late answers, zombies, partition outages
-    and changes of how it commits. Each must leave in the tables what a run without faults leaves.
+    and changes of how it commits. Each must leave in the tables what a plain fold leaves: the bolts called
+    one after the other over the rows, and the reducers in Python, without the engine.
 
     rows: the rows to read in place of the topology's own source, by partition, or as a list that is dealt
         over three partitions. A row is a tuple, a mapping by field, or the value of the only field. None
@@ -58,11 +61,17 @@ def simulate(
     steps: how many steps the part with faults has.
     exhaustive: also run every crash point of a short run, and every pair of them.
     on_sqlite: the share of schedules whose states are in a real SQLite file instead of in memory.
+    expected: what tables must hold, in place of the fold, by table: values by key, with tuples where there
+        are several columns.
 
-    Raises SimulationError with the first schedule that fails, shrunk, and UsageError for what cannot be
+    First, each bolt gets a part of its input again, in another process (`check_determinism`).
+
+    Raises SimulationError when a bolt then emits something else, with the first schedule that fails, shrunk,
+    or when nothing was shown: no table got
+    a row, no schedule committed two batches, or no fault struck. Raises UsageError for what cannot be
     simulated. A non-transactional topology does not fail; the report says how often it was not exact.
     """
-    program = Program(topology, rows)
+    program = Program(topology, rows, expected=expected)
     report = run_schedules(
         program,
         schedules=schedules,
@@ -72,7 +81,7 @@ def simulate(
         exhaustive=exhaustive,
         on_sqlite=on_sqlite,
     )
-    if report.failure is not None:
+    if not report.exact and not report.inexact:
         raise SimulationError(report)
     return report
 
@@ -89,9 +98,17 @@ def run_schedules(
     progress: Told = _nobody_listens,
 ) -> SimulationReport:
     """As `simulate`, for a program. Calls `progress` now and then. A failure is in the report, not raised."""
-    if schedules < 0 or jobs < 1 or steps < 1:
-        raise UsageError("a simulation needs schedules, jobs and steps that are not negative")
+    if schedules < (not exhaustive) or jobs < 1 or steps < 1:
+        raise UsageError("a simulation needs at least one schedule, one job and one step")
     with _quiet():
+        try:
+            check_determinism(program.topology, program.rows)
+        except NotDeterministicError as error:
+            topology = program.topology
+            return SimulationReport(topology.id, str(topology.semantics), not_deterministic=str(error))
+        except Exception:
+            truth_of(program)  # it tells a user's mistake as every run does
+            raise
         hunt = Hunt(program, steps, on_sqlite)
         report = hunt.report()
         if (found := hunt.truth_differs()) is None:
@@ -116,9 +133,14 @@ def run_schedules(
 def replay(program: Program, schedule: Schedule, say: Callable[[str], None]) -> Exception | None:
     """Run one schedule, saying each step. Returns what went wrong, if anything did."""
     with _quiet():
-        world = schedule.world(program, run_without_faults(program))
+        world = schedule.world(program, truth_of(program))
         world.say = say
-        return outcome(world)
+        wrong = outcome(world)
+    if wrong is None and truth_of(program).is_empty:
+        return NothingShownError("no row reaches a table, so all tables stay empty")
+    if wrong is None and not world.happened and schedule.crashes != ():
+        return NothingShownError("no fault struck")
+    return wrong
 
 
 class _Wrong(NamedTuple):
@@ -140,18 +162,27 @@ class Hunt:
         self.program = program
         self.steps = steps
         self.on_sqlite = on_sqlite
-        self.expected: Tables = run_without_faults(program)
+        self.expected = truth_of(program)
         self.must_be_exact = program.topology.semantics is not Semantics.NON_TRANSACTIONAL
 
     def report(self) -> SimulationReport:
         topology = self.program.topology
-        return SimulationReport(topology.id, str(topology.semantics))
+        return SimulationReport(
+            topology.id,
+            str(topology.semantics),
+            note=self.expected.note,
+            is_empty=self.expected.is_empty,
+            rows=sum(batch.num_rows for batch in self.program.rows.values()),
+        )
 
     def truth_differs(self) -> _Wrong | None:
-        """Run once more without faults, in other batches. Returns the failure when the tables differ."""
-        schedule = Schedule(0, 1, crashes=(), cut=(2, 2))
-        error = outcome(schedule.world(self.program, self.expected))
-        return None if error is None or not self.must_be_exact else _Wrong.of(schedule, error)
+        """Run without faults, in each way of committing. Returns the first failure."""
+        for commit in range(len(self.program.commits())):
+            schedule = Schedule(0, 1, crashes=(), commit=commit, cut=(2, 2))
+            error = outcome(schedule.world(self.program, self.expected))
+            if error is not None:
+                return _Wrong.of(schedule, error)
+        return None
 
     def seeds(self, seeds: range) -> tuple[SimulationReport, _Wrong | None]:
         """Run the schedules of these seeds until one fails."""

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from txstream.api.errors import UsageError
+from txstream.testing.plain_fold import Tables
 from txstream.testing.simulation.chances import Chances, Played, Step, Written
-from txstream.testing.simulation.program import Program, Tables
+from txstream.testing.simulation.program import Program
+from txstream.testing.simulation.truth import Truth
 from txstream.testing.simulation.world import STEPS, World
 
 FORMAT = 1
@@ -41,7 +43,7 @@ class Schedule:
     pending: int = 1
     cut: tuple[int, int] = (1, 4)
 
-    def world(self, program: Program, expected: Tables | None) -> World:
+    def world(self, program: Program, expected: Truth | Tables | None) -> World:
         """Return a new world for this schedule."""
         if self.crashes is not None:
             return _CrashWorld(
@@ -54,7 +56,7 @@ class Schedule:
         chances = Chances(self.seed) if self.history is None else Played(self.history)
         return World(program, chances, expected, steps=self.steps, on_sqlite=self.on_sqlite, cut=self.cut)
 
-    def written(self, program: Program, expected: Tables | None) -> Schedule:
+    def written(self, program: Program, expected: Truth | Tables | None) -> Schedule:
         """Return the same schedule with its decisions. It is run once more to record them."""
         if self.crashes is not None or self.history is not None:
             return self
@@ -138,7 +140,7 @@ def outcome(world: World) -> Exception | None:
     return None
 
 
-def shrunk(schedule: Schedule, program: Program, expected: Tables, kind: str) -> Schedule:
+def shrunk(schedule: Schedule, program: Program, expected: Truth | Tables, kind: str) -> Schedule:
     """Remove what a schedule does not need in order to fail with this kind of error. Returns the schedule
     itself when it does not fail again."""
     if schedule.history is None:

@@ -34,7 +34,8 @@ Rows = Mapping[str, pa.RecordBatch]
 
 
 def to_rows(schema: pa.Schema, given: Mapping[str, Sequence[Any]] | Sequence[Any]) -> Rows:
-    """Return rows by partition; a list is dealt over a few. Raises UsageError for a row that does not fit."""
+    """Return rows by partition; a list is dealt over a few. Raises UsageError for a row that does not fit,
+    and when there are none."""
     if not isinstance(given, Mapping):
         given = {f"p{at + 1}": given[at::PARTITIONS] for at in range(min(PARTITIONS, len(given)))}
     try:
@@ -44,9 +45,13 @@ def to_rows(schema: pa.Schema, given: Mapping[str, Sequence[Any]] | Sequence[Any
         }
     except UnfitValueError as error:
         raise UsageError(f"a row does not fit the spout's output: {error}") from error
-    if not any(batch.num_rows for batch in found.values()):
+    return _some(found)
+
+
+def _some(rows: Rows) -> Rows:
+    if not any(batch.num_rows for batch in rows.values()):
         raise UsageError("there are no rows; a simulation needs some to work on")
-    return found
+    return rows
 
 
 def _fields(row: Any, schema: pa.Schema) -> tuple[Any, ...]:
@@ -80,8 +85,8 @@ def rows_of(source: PartitionedSpout[Any]) -> Rows:
     found = {}
     for name, end in log.ends().items():
         batches = [frame.rows for frame in log.frames(name, 0, end) if frame.rows is not None]
-        found[name] = pa.Table.from_batches(batches, source.output).combine_chunks().to_batches()[0]
-    return found
+        found[name] = pa.concat_batches([to_record_batch([], source.output), *batches])
+    return _some(found)
 
 
 class SimulatedSource(PartitionedSpout[MemoryRange]):
@@ -126,6 +131,10 @@ class Log:
 
     def show_all(self) -> None:
         self.ends = {name: batch.num_rows for name, batch in self.rows.items()}
+
+    @property
+    def is_all_shown(self) -> bool:
+        return all(self.ends.get(name, 0) == batch.num_rows for name, batch in self.rows.items())
 
     def reached(self, places: Mapping[str, MemoryRange]) -> bool:
         return all(not end or (name in places and places[name].end == end) for name, end in self.ends.items())

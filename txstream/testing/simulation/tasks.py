@@ -30,8 +30,8 @@ from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.commit.shares import StateWrite, cut
 from txstream.engine.commit.worker_databases import StorePlace
 from txstream.state import StateBackend
+from txstream.testing.determinism import NotDeterministicError
 from txstream.testing.inprocess import InProcessRunner
-from txstream.testing.simulation.known import NotDeterministicError
 from txstream.testing.simulation.source import LogEmitter
 from txstream.transaction import TransactionAttempt
 
@@ -185,6 +185,7 @@ class Runner(InProcessRunner):
         found = results.get(key)
         if found is None:
             self._computes = True
+            world.bolt_runs += 1
             try:
                 found = self._run(attempt, metas)
                 found = results.put(key, found, found.kept.elements)
@@ -224,6 +225,7 @@ class Runner(InProcessRunner):
         messages: Sequence[bytes],
         senders: Mapping[str, int],
     ) -> list[Element]:
+        self._world.bolt_runs += 1
         with self._process() as process:
             return run_later_stage(self.plan, stage.position, spark_task, order, messages, senders, process)
 

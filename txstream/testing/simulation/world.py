@@ -1,34 +1,35 @@
 """The world of a simulation: rows, databases, ZooKeeper and drivers. `chances` decide what happens to them.
 
 A history has two parts: one with faults, then one without, in which a last driver must finish. Afterwards
-every table must hold exactly what a run without faults leaves there, and the ledger every row in exactly one
-batch. Drivers that wake up later must change nothing.
+every table must hold exactly what a plain fold of the rows leaves there (`truth`), and the ledger every row
+in exactly one batch. Drivers that wake up later must change nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from txstream.api.errors import StaleAttemptError, TxstreamError
+from txstream.api.errors import StaleAttemptError, TxstreamError, UsageError
 from txstream.api.topology import CommitChoice
 from txstream.batch_metas import BatchMetas
 from txstream.engine.start.identity import claim_identity
 from txstream.semantics import Semantics
 from txstream.state import StateBackend
-from txstream.state.records import COMMITTED
+from txstream.state.records import COMMITTED, BatchRecord
 from txstream.state.store.layout import Overlay
+from txstream.testing.plain_fold import Tables, difference, equal
 from txstream.testing.simulation import sqlite
 from txstream.testing.simulation.chances import Chances, Played, Step
 from txstream.testing.simulation.driver import Actor, Driver
-from txstream.testing.simulation.program import Begun, Program, Tables
+from txstream.testing.simulation.program import Begun, Program
 from txstream.testing.simulation.source import Log
 from txstream.testing.simulation.stores import Server, copied
 from txstream.testing.simulation.tasks import Task, Tasks
+from txstream.testing.simulation.truth import Ranges, Truth
 from txstream.zookeeper import MemoryTree
 from txstream.zookeeper.tree import Node
 
@@ -82,7 +83,7 @@ class Tree(MemoryTree):
 
 
 class WrongResultError(TxstreamError):
-    """A table differs from what a run without faults leaves, or a row is in no batch or in two."""
+    """A table differs from the truth, or a row is in no batch or in two."""
 
 
 @dataclass
@@ -97,7 +98,7 @@ class World:
 
     program: Program
     chances: Chances
-    expected: Tables | None = None
+    expected: Truth | Tables | None = None
     faults: Mapping[str, float] = field(default_factory=lambda: FAULTS)
     steps: int = STEPS
     cut: tuple[int, int] = (1, 4)
@@ -119,7 +120,8 @@ class World:
         self.crashes: list[str] = []
         self.happened: Counter[str] = Counter()
         self.wrong: BaseException | None = None
-        self.steps_done = self.steps_said = self.passed = 0
+        self.steps_done = self.steps_said = self.passed = self.batches_committed = 0
+        self.bolt_runs = 0  # calls of user code, each with the tuples of a task or of a whole batch
         self.changes = 0  # transactions that servers in memory have applied
         self._depth = self._awake = 0
         self.has_faults = False
@@ -292,7 +294,12 @@ class World:
         open_names = [name for name in rows if ends.get(name, 0) < rows[name].num_rows]
         if open_names:
             name = self.chances.pick(open_names)
-            ends[name] = min(rows[name].num_rows, ends.get(name, 0) + self.chances.between(1, 6))
+            shown = ends.get(name, 0)
+            end = min(rows[name].num_rows, shown + self.chances.between(1, 6))
+            if not self.batches_committed and open_names == [name] and end == rows[name].num_rows:
+                end -= 1  # a row is left for a second batch
+            if end > shown:
+                ends[name] = end
 
     def _lose_or_find(self) -> None:
         if not self.log.ends:
@@ -324,7 +331,8 @@ class World:
         self.note("no more faults")
         self.has_faults = False
         self.log.lost.clear()
-        self.log.show_all()
+        if self.batches_committed or not self.log.ends:
+            self.log.show_all()  # otherwise what is shown so far is a batch of its own
         if self.steps_done:
             self.cut = _THE_REST  # one batch shows what the faults have left as well as several do
 
@@ -335,7 +343,9 @@ class World:
                 raise self.wrong
             assert last.is_alive, f"{last} ended, though nothing can go wrong any more"
             if self.is_finished_by(last):
-                break
+                if self.log.is_all_shown:
+                    break
+                self.log.show_all()
         else:
             raise AssertionError(f"{last} does not finish")
         self._check("at the end")
@@ -384,10 +394,16 @@ class World:
 
     def _check(self, when: str) -> None:
         if self.expected is not None:
-            found = self.tables()
-            for table, rows in self.expected.items():
-                if not _equal(found[table], rows):
-                    raise WrongResultError(f"{when}, {difference(table, found[table], rows)}")
+            found, expected, whose = self.tables(), self.expected, "what is expected"
+            if isinstance(expected, Truth):
+                truth, expected = expected, expected.tables(self._committed_ranges)
+                whose = ""
+            for table, rows in expected.items():
+                if not equal(found[table], rows):
+                    raise WrongResultError(
+                        f"{when}, table {table!r} is not {whose or truth.whose(table)}: "
+                        f"{difference(rows, found[table])}"
+                    )
         if self.semantics is not Semantics.NON_TRANSACTIONAL:
             for target in self.drivers[-1].targets:
                 self._check_ledger(target.database)
@@ -397,8 +413,19 @@ class World:
         ledger = database.batches(self.topology_id)
         assert [row.txid for row in ledger] == list(range(1, len(ledger) + 1)), "a txid is missing"
         assert {row.status for row in ledger} <= {COMMITTED}, "a txid is not committed"
-        batches = [self.codec.decode(row.metas, f"txid {row.txid}") for row in ledger]
+        batches = self._decoded(ledger)
         self.check_chain(batches, f"the ledger of {database.display_url}")
+
+    def _decoded(self, ledger: Iterable[BatchRecord]) -> list[BatchMetas[Any]]:
+        return [self.codec.decode(row.metas, f"txid {row.txid}") for row in ledger]
+
+    def _committed_ranges(self) -> list[Ranges]:
+        """Return the rows of each committed batch, by the ledger of the first database."""
+        ledger = self.drivers[-1].targets[0].database.batches(self.topology_id)
+        return [
+            {name: (taken.start, taken.end) for name, taken in metas.partitions.items()}
+            for metas in self._decoded(ledger)
+        ]
 
     def check_chain(self, batches: Iterable[BatchMetas[Any]], whose: str) -> None:
         """Check that every row of the log, from its beginning on, is in exactly one of these batches, in
@@ -428,34 +455,25 @@ class World:
         vars(self).clear()
 
 
-def _equal(found: Mapping[Any, tuple[Any, ...]], expected: Mapping[Any, tuple[Any, ...]]) -> bool:
-    """Return whether two tables are equal. Floats need only be close, as a sum depends on their order."""
-    if found == expected:
-        return True
-    return found.keys() == expected.keys() and all(
-        one == other or (isinstance(one, float) and isinstance(other, float) and math.isclose(one, other))
-        for key, values in found.items()
-        for one, other in zip(values, expected[key], strict=True)
-    )
-
-
-def difference(table: str, found: Mapping[Any, Any], expected: Mapping[Any, Any]) -> str:
-    """Say in a sentence what is wrong with a table."""
-    keys = [key for key in {**expected, **found} if found.get(key) != expected.get(key)]
-    shown = [
-        f"{_one_or_all(key)} is {_one_or_all(found.get(key))}, not {_one_or_all(expected.get(key))}"
-        for key in keys[:3]
-    ]
-    more = f" and {len(keys) - 3} further rows differ" if len(keys) > 3 else ""
-    return f"table {table!r} is not what a run without faults leaves: {'; '.join(shown)}{more}"
-
-
-def _one_or_all(values: tuple[Any, ...] | None) -> str:
-    return "missing" if values is None else repr(values[0] if len(values) == 1 else values)
-
-
 def run_without_faults(program: Program, *, cut: tuple[int, int] = (1, 4)) -> Tables:
     """Return what one driver leaves in the tables when nothing goes wrong."""
     world = World(program, Played(Step()), cut=cut)
     world.run()
     return world.tables()
+
+
+def truth_of(program: Program) -> Truth:
+    """Return what a program's tables must hold, computed once. Raises UsageError when nothing decides it, and
+    what the product raises for a mistake that every run meets."""
+    if program.truth is None:
+        try:
+            program.truth = Truth(program.topology, program.rows, program.expected)
+        except UsageError:
+            raise
+        except Exception as error:
+            run_without_faults(program)  # it tells a user's mistake better than the fold
+            raise UsageError(
+                f"a plain fold of the rows, which is the truth here, fails with {type(error).__name__}: "
+                f"{error}; a run without faults does not. Give expected= for every table"
+            ) from error
+    return program.truth

@@ -1,0 +1,125 @@
+"""What the tables of a simulated topology must hold: a plain fold of its rows, or what the caller expects.
+
+Invariant: the product's engine and stores have no part in it. Where tables depend on how batches are cut, the
+truth is the fold of the batches that the history's ledger holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from txstream.api.errors import UsageError
+from txstream.api.topology import Topology
+from txstream.semantics import Semantics
+from txstream.testing.plain_fold import Batch, Tables, difference, equal, plain_fold
+from txstream.testing.simulation.source import Rows
+
+Ranges = Mapping[str, tuple[int, int]]
+"""The rows of a batch: from and to, by partition."""
+
+_MOST_BATCHES = 40
+_MOST_KEPT = 5_000
+
+
+class Truth:
+    """The truth of one program. `depends` says of which table it depends on how batches are cut, if on any.
+
+    Raises UsageError when tables that `expected` leaves out depend on what no fold can decide.
+    """
+
+    def __init__(self, topology: Topology, rows: Rows, expected: Mapping[str, Any] | None = None) -> None:
+        self._topology = topology
+        self._rows = rows
+        self._given = _given(topology, expected or {})
+        self._known: dict[tuple[Any, ...], Tables] = {}
+        self._by_batches: set[str] = set()
+        self.depends: str | None = None
+        self._fixed: Tables = self._given
+        names = {use.state.table for use in topology.map_states}
+        names |= {bolt.state.table for bolt, _ in topology.states}
+        if names - self._given.keys():
+            self._fixed = {**self._fold(), **self._given}
+
+    def tables(self, batches: Callable[[], Sequence[Ranges]]) -> Tables:
+        """Return what the tables must hold once these batches are committed."""
+        if not self._by_batches:
+            return self._fixed
+        cut = batches()
+        key = tuple(tuple(sorted(batch.items())) for batch in cut)
+        if key not in self._known:
+            if len(self._known) > _MOST_KEPT:
+                self._known.clear()
+            told = plain_fold(self._topology, [self._batch(ranges) for ranges in cut])
+            self._known[key] = {**self._fixed, **{name: told[name] for name in self._by_batches}}
+        return self._known[key]
+
+    @property
+    def note(self) -> str | None:
+        """What people must know of it, if anything."""
+        if self.depends is None:
+            return None
+        return f"{self.depends}: each schedule is compared with a plain fold of the batches that it committed"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no table holds a row."""
+        return not any(self._fixed.values())
+
+    def whose(self, table: str) -> str:
+        """Say for a message who says what this table must hold."""
+        return "what is expected" if table in self._given else "what a plain fold of the rows leaves"
+
+    def _fold(self) -> Tables:
+        """Return the fold of all rows, once it is known what decides it."""
+        most = max(batch.num_rows for batch in self._rows.values())
+        small = -(-most // _MOST_BATCHES)
+        whole, cut = (plain_fold(self._topology, self._batches(size)) for size in (most, small))
+        alone = plain_fold(self._topology, self._batches(small), evenly=False)
+        open_tables = [name for name in cut if name not in self._given]
+        for name in open_tables:
+            if not equal(cut[name], alone[name]):
+                raise UsageError(
+                    f"no truth is known for table {name!r}: it depends on which task of a bolt gets a "
+                    f"tuple ({difference(cut[name], alone[name])}), and a shuffle may choose any; give "
+                    f"expected=, or group by fields"
+                )
+        self._by_batches = {name for name in open_tables if not equal(whole[name], cut[name])}
+        if not self._by_batches:
+            return whole
+        name = min(self._by_batches)
+        told = (
+            f"table {name!r} depends on how batches are cut (with all rows in one batch and not with "
+            f"{small} of each partition in a batch, {difference(cut[name], whole[name])})"
+        )
+        if self._topology.semantics is Semantics.NON_TRANSACTIONAL:
+            raise UsageError(f"no truth is known: {told}, and no ledger keeps the batches; give expected=")
+        self.depends = told
+        return whole
+
+    def _batches(self, size: int) -> Iterator[Batch]:
+        most = max(batch.num_rows for batch in self._rows.values())
+        for at in range(0, most, size):
+            yield self._batch(dict.fromkeys(self._rows, (at, at + size)))
+
+    def _batch(self, ranges: Ranges) -> Batch:
+        return {name: self._rows[name].slice(start, end - start) for name, (start, end) in ranges.items()}
+
+
+def _given(topology: Topology, expected: Mapping[str, Any]) -> Tables:
+    """Return what the caller expects as tables. Keys and values of one column need no tuple."""
+    states = [*(bolt.state for bolt, _ in topology.states), *(use.state for use in topology.map_states)]
+    known = {state.table for state in states}
+    for name in expected:
+        if name not in known:
+            raise UsageError(
+                f"expected has a table {name!r}, which the topology does not fill; it fills "
+                f"{', '.join(sorted(known))}"
+            )
+    return {
+        name: {_tuple(key): _tuple(value) for key, value in rows.items()} for name, rows in expected.items()
+    }
+
+
+def _tuple(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, tuple | list) else (given,)
