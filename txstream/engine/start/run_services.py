@@ -226,10 +226,12 @@ class RunServices:
 
     def _make_engine(self, spark: SparkSession | None) -> SparkEngine:
         from txstream.engine.spark.engine import SparkEngine
-        from txstream.engine.spark.session import JAVA_OPTIONS, worker_settings
+        from txstream.engine.spark.master import Master
+        from txstream.engine.spark.session import DEFAULT_MASTER, JAVA_OPTIONS, worker_settings
 
         topology, conf = self._topology, dict(self._settings.spark_conf)
         if spark is None:
+            Master(self._settings.master or DEFAULT_MASTER).refuse()
             slots = max(component.parallelism for component in topology.components)
             if any(isinstance(bolt.instance, DataFrameBolt) for bolt in topology.bolts):
                 conf = {"spark.driver.extraJavaOptions": JAVA_OPTIONS, **conf}  # here Java's own work counts
