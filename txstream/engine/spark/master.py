@@ -57,8 +57,8 @@ class Master:
         if self.url.startswith("sc://"):
             raise UsageError(
                 f"--master {self.url} is a Spark Connect server, which lets no driver run Python functions "
-                "over RDDs or share broadcast variables, as txstream does; give the cluster's own master, such "
-                "as spark://HOST:PORT, or local[N]"
+                "over RDDs or share broadcast variables, as txstream does; give the cluster's own master, "
+                "such as spark://HOST:PORT, or local[N]"
             )
         if not (self.url == "yarn" or self.url.startswith(("local", "spark://", "k8s://"))):
             raise UsageError(
