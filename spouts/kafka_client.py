@@ -30,6 +30,7 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.metadata import MetadataRequest
 
+from txstream.addresses import unresolved
 from txstream.api.errors import ServiceUnavailableError, UsageError
 from txstream.spouts.kafka_options import check_files
 from txstream.spouts.kafka_protocol import (
@@ -107,7 +108,13 @@ class KafkaClient:
 
     def connect(self, timeout_seconds: float) -> None:
         """Find the cluster. Raises ServiceUnavailableError when no broker answers within the deadline, and at
-        once when a broker refuses our credentials."""
+        once when a broker refuses our credentials or no broker's name can be resolved."""
+        by_proxy = any(value for name, value in self._manager.config.items() if "proxy" in name)
+        hosts = [broker.host for broker in self._manager.cluster.bootstrap_brokers()]
+        if not by_proxy and (why := unresolved(hosts)) is not None:
+            raise ServiceUnavailableError(
+                f"there is no Kafka at {self.bootstrap}: {why}; check the address (--kafka, TXSTREAM_KAFKA)"
+            )
         deadline = time.monotonic() + timeout_seconds
         self._manager.config["request_timeout_ms"] = timeout_seconds * 1000
         reason = ""

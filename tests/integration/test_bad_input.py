@@ -66,6 +66,22 @@ def test_unreachable_services_and_a_missing_topic(
     assert not table_exists(asked["master"][1], unique)
 
 
+def test_a_name_that_cannot_be_resolved_is_told_at_once(launcher: Launcher, unique: str) -> None:
+    endless = ["--connect-timeout", "600"]
+    told = dict.fromkeys(("zookeeper", "kafka", "database"), "no-such-host.invalid:1")
+    told["database"] = "postgresql+psycopg://no-such-host.invalid/results"
+    runs = [
+        launcher.word_count_arguments(unique, unique, unique, f"--{name}", address, *endless)
+        for name, address in told.items()
+    ]
+    others = [
+        ["topic", "create", unique, "--kafka", "no-such-host.invalid:1", *endless],
+        ["topologies", "--zookeeper", "no-such-host.invalid:1", *endless],
+    ]
+    for outcome in launcher.without_spark.run_together([*runs, *others]):
+        assert_told(outcome, 1, "no-such-host.invalid", "resolve")
+
+
 def test_value_that_is_not_utf8(launcher: Launcher, services: Services, unique: str) -> None:
     create_topic(services.kafka, unique)
     produce(services.kafka, unique, ["fine words", "more words", b"caf\xe9 au lait", "last words"])

@@ -149,8 +149,9 @@ def test_a_run_without_executors_says_so_and_one_without_a_module_ends_at_once(
     starved.process.send_signal(signal.SIGINT)
     assert starved.wait(60).status == 0
 
-    (tmp_path / "words.py").write_text(USER_MODULE)
-    lacking = start("opaque", words="from words import topology\n")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "words.py").write_text(USER_MODULE)
+    lacking = start("opaque", words="import sys\nsys.path.append('elsewhere')\nfrom words import topology\n")
     lacking.feed(BEFORE[:10])
     ended = lacking.command.wait(120)
     assert ended.status == 2, ended.stderr
@@ -167,7 +168,9 @@ def test_two_workers_with_what_the_readme_lists_write_states(
     unique: str,
 ) -> None:
     python = make_bare_python(tmp_path / "python", to_write_states=True)
-    application = start("opaque", "-p", "commit=executors", python=python)
+    (tmp_path / "beside.py").write_text(USER_MODULE)  # is shipped with the module that imports it
+    words = "from beside import topology\n"
+    application = start("opaque", "-p", "commit=executors", words=words, python=python)
     application.feed(BEFORE)
     application.wait_for(BEFORE)
     assert len(cluster.executor_pids()) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -154,6 +155,38 @@ def test_a_package_without_init_is_shipped_too(workshop: Path) -> None:
     put_working_directory_first()
     with shipped_module("shop_namespace.mine:topology") as files, zipfile.ZipFile(files[0]) as archive:
         assert archive.namelist() == ["shop_namespace/mine.py"]
+
+
+def test_modules_beside_ones_own_are_shipped_with_it(workshop: Path) -> None:
+    """Those that it imports in a function, over another module, or by name; no others."""
+    elsewhere = workshop / "elsewhere"
+    for name, text in {
+        "shop_main.py": "import json, shop_direct, shop_far\ndef later():\n    from shop_package import x\n",
+        "shop_direct.py": "import shop_indirect\nimportlib = __import__('importlib')\n"
+        "importlib.import_module('shop_by_name')\n",
+        "shop_indirect.py": "import shop_main\n",
+        "shop_by_name.py": "",
+        "shop_unused.py": "",
+        "shop_package/__init__.py": "from . import inner\n",
+        "shop_package/inner.py": "import shop_in_package\n",
+        "shop_in_package.py": "not python",
+        "elsewhere/shop_far.py": "",
+    }.items():
+        (workshop / name).parent.mkdir(exist_ok=True)
+        (workshop / name).write_text(text)
+    put_working_directory_first()
+    sys.path.append(str(elsewhere))
+    try:
+        importlib.import_module("shop_main")
+        with shipped_module("shop_main:topology") as files:
+            names = sorted(Path(file).name for file in files)
+    finally:
+        sys.path.remove(str(elsewhere))
+    assert files[0] == str(workshop / "shop_main.py")
+    assert names == [
+        *("shop_by_name.py", "shop_direct.py", "shop_in_package.py", "shop_indirect.py", "shop_main.py"),
+        "shop_package.zip",
+    ]
 
 
 @pytest.mark.parametrize("target", ["txstream.examples.word_count:topology", "pytest:main", "json:loads"])

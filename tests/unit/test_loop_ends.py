@@ -358,6 +358,27 @@ def test_a_newer_leader_is_noticed_by_the_progress_store(log: MemoryLog) -> None
     assert run.coordinator.current == 1
 
 
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_driver_that_was_frozen_says_that_it_was_succeeded_and_blames_no_broker(
+    log: MemoryLog, caplog: pytest.LogCaptureFixture, is_away: bool
+) -> None:
+    world = World(log)
+    run = Run(world)
+
+    def thaws(last: Mapping[str, Range]) -> None:
+        Run(world).store.claim_epoch(Epoch(0))
+        log.on_plan = lambda _: None
+        if is_away:
+            raise ServiceUnavailableError("no broker answers")
+
+    log.on_plan = thaws
+    if not is_away:
+        log.hidden.add("b")
+    with pytest.raises(FencedError, match="has a newer leader"):
+        run.complete()
+    assert caplog.messages == []
+
+
 # --- points ----------------------------------------------------------------------------------------
 
 COMMIT = [

@@ -11,10 +11,15 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+from support.bolts import word_count
+from support.inmemory import MemoryLog
 
-from txstream.api.errors import BoltError, ServiceUnavailableError, SparkLostError
+from txstream.api.errors import BoltError, ServiceUnavailableError, SparkLostError, UsageError
 from txstream.engine.spark.java_process import SparkProcess
+from txstream.engine.spark.log import reason_in
 from txstream.engine.spark.master import Master, await_executor
+from txstream.engine.start.run_services import RunServices
+from txstream.settings import Settings
 
 
 @pytest.fixture
@@ -141,3 +146,53 @@ def test_waiting_for_an_executor_ends_when_the_run_is_stopped() -> None:
 )
 def test_nobody_waits_where_executors_come_with_jobs(context: Any) -> None:
     await_executor(context, patience_seconds=0, wait=lambda _: False, tell=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"), [("sc://h:15002", "Spark Connect"), ("banana", "no master of Spark")]
+)
+def test_what_is_no_master_is_refused_without_spark(url: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Master(url).refuse()
+    with pytest.raises(UsageError, match=words):
+        RunServices(word_count(MemoryLog({})), Settings(master=url))
+
+
+def test_every_kind_of_master_is_accepted() -> None:
+    for url in (
+        "local",
+        "local[2]",
+        "local-cluster[2,1,1024]",
+        "spark://h:7077",
+        "yarn",
+        "k8s://https://h:1",
+    ):
+        Master(url).refuse()
+
+
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [
+        (
+            "WARNING: Using incubator modules: jdk.incubator.vector\n"
+            "Using Spark's default log4j profile: org/apache/spark/log4j2-defaults.properties\n"
+            "Exception in thread \"main\" org.apache.spark.SparkException: When running with master 'yarn' "
+            "either HADOOP_CONF_DIR or YARN_CONF_DIR must be set in the environment.\n"
+            "\tat org.apache.spark.deploy.SparkSubmitArguments.error(SparkSubmitArguments.scala:670)\n",
+            "SparkException: When running with master 'yarn' either HADOOP_CONF_DIR or YARN_CONF_DIR must be "
+            "set in the environment.",
+        ),
+        (
+            "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.\n"
+            ": io.fabric8.kubernetes.client.KubernetesClientException: An error has occurred.\n"
+            "\tat io.fabric8.kubernetes.client.KubernetesClientException.launder(K.java:109)\n"
+            "Caused by: java.io.IOException: Connection refused: /127.0.0.1:1\n\t... 2 more\n"
+            "Caused by: io.netty.channel.Refused: again\n",
+            "KubernetesClientException: An error has occurred., caused by Refused: again",
+        ),
+        ("NOTE: Picked up JDK_JAVA_OPTIONS\n\nError: no space left\n", "Error: no space left"),
+        ('Using Spark\'s default log4j profile: x\nSetting default log level to "WARN".\n', None),
+    ],
+)
+def test_the_reason_is_what_java_threw_and_not_its_preamble(printed: str, reason: str | None) -> None:
+    assert reason_in(printed) == reason

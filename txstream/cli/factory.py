@@ -5,6 +5,7 @@ The working directory is first on the path, as for `python -m`.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import importlib.util
@@ -12,7 +13,7 @@ import os
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -146,28 +147,68 @@ def _a(value: object) -> str:
 
 @contextlib.contextmanager
 def shipped_module(target: str) -> Iterator[tuple[str, ...]]:
-    """Yield the files that bring MODULE's top-level module to the executors: its own file, or a zip of its
-    package, which lasts as long as the block. Nothing for what is installed, such as txstream's examples."""
+    """Yield the files that bring MODULE's top-level module to the executors, and with it those beside it that
+    it imports, at any place and over any number of modules: a module's own file, or a zip of a package, which
+    lasts as long as the block. Nothing for what is installed, such as txstream's examples."""
     top = target.partition(":")[0].partition(".")[0]
-    spec = importlib.util.find_spec(top)
-    if top == FRAMEWORK or spec is None:
-        yield ()
-        return
+    found = {top: _files_of(top)}
+    homes = _homes(found[top])
+    # What is loaded now may have been imported by name; what is imported later stands in the code.
+    pending = [*_imported(found[top].values()), *(name for name in [*sys.modules] if "." not in name)]
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            files = _files_of(name)
+            found[name] = files if homes and _homes(files) <= homes else {}
+            pending += _imported(found[name].values())
+    with tempfile.TemporaryDirectory(prefix="txstream-") as temporary:
+        yield tuple(_shipped(Path(temporary), name, files) for name, files in found.items() if files)
+
+
+def _shipped(folder: Path, name: str, files: Mapping[PurePosixPath, Path]) -> str:
+    alone = files.get(PurePosixPath(f"{name}.py"))
+    return str(alone or write_zip(folder / f"{name}.zip", dict(files)).path)
+
+
+def _files_of(top: str) -> dict[PurePosixPath, Path]:
+    """Return the files of a top-level module by their names on the path; none for one that is installed."""
+    try:
+        spec = None if top == FRAMEWORK else importlib.util.find_spec(top)
+    except (ValueError, ImportError):  # a module without a spec, such as the program itself
+        spec = None
+    if spec is None:
+        return {}
     folders = [Path(location) for location in spec.submodule_search_locations or []]
     if not folders:
         origin = Path(spec.origin) if spec.has_location and spec.origin else None
-        yield (str(origin),) if origin is not None and not _is_installed(origin) else ()
-        return
+        return {} if origin is None or _is_installed(origin) else {PurePosixPath(origin.name): origin}
     if any(_is_installed(folder) for folder in folders):
-        yield ()
-        return
-    with tempfile.TemporaryDirectory(prefix="txstream-") as temporary:
-        files = {
-            PurePosixPath(top) / relative: path
-            for folder in folders
-            for relative, path in folder_files(folder)
-        }
-        yield (str(write_zip(Path(temporary) / f"{top}.zip", files).path),)
+        return {}
+    return {
+        PurePosixPath(top) / relative: path for folder in folders for relative, path in folder_files(folder)
+    }
+
+
+def _homes(files: Mapping[PurePosixPath, Path]) -> set[Path]:
+    """Return the folders on the path that hold these files."""
+    return {path.parents[len(name.parts) - 1].resolve() for name, path in files.items()}
+
+
+def _imported(files: Iterable[Path]) -> set[str]:
+    """Return the top-level names that these files import, inside functions too."""
+    names: set[str] = set()
+    for file in files:
+        if file.suffix != ".py":
+            continue
+        with contextlib.suppress(
+            SyntaxError, ValueError, OSError
+        ):  # Python itself says what is wrong with it
+            for node in ast.walk(ast.parse(file.read_bytes())):
+                if isinstance(node, ast.Import):
+                    names.update(alias.name.partition(".")[0] for alias in node.names)
+                elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                    names.add(node.module.partition(".")[0])
+    return names
 
 
 def _is_installed(path: Path) -> bool:

@@ -16,6 +16,7 @@ from kafka.errors import (
     for_code,
 )
 
+from txstream.addresses import unresolved
 from txstream.api.errors import ServiceUnavailableError, UsageError
 from txstream.spouts.kafka_protocol import reason_of
 
@@ -126,6 +127,11 @@ class KafkaTopics:
 
     @contextmanager
     def _told(self, doing: str) -> Iterator[None]:
+        hosts = [server.strip().rpartition(":")[0].strip("[]") for server in self.bootstrap.split(",")]
+        if (why := unresolved(filter(None, hosts))) is not None:
+            raise ServiceUnavailableError(
+                f"there is no Kafka at {self.bootstrap}: {why}; check the address (--kafka, TXSTREAM_KAFKA)"
+            )
         try:
             yield
         except BrokerResponseError as error:

@@ -75,6 +75,11 @@ class StateBackend(ABC):
         IdentityMismatchError, StateTableError or CorruptStateError.
         """
 
+    def check_join(self, life: TopologyLife, *, first_run: bool) -> None:
+        """Raise what `join` would, as far as reading tells: asked before a run starts anything. It writes
+        nothing, and there may be no framework tables yet. Optional: the default refuses nothing."""
+        return
+
     def migrate(self, life: TopologyLife, attempt: AttemptId, *, unfinished: Txid | None = None) -> list[str]:
         """Change the tables whose declaration has grown since they last joined to what is declared now.
 

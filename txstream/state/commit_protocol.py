@@ -119,6 +119,10 @@ class TopologyStates:
         """See `StateBackend.join`."""
         self.store.join(self.life, first_run=first_run, identity=identity)
 
+    def check_join(self, *, first_run: bool) -> None:
+        """See `StateBackend.check_join`."""
+        self.store.check_join(self.life, first_run=first_run)
+
     def migrate(self, attempt: AttemptId, *, unfinished: Txid | None = None) -> list[str]:
         """See `StateBackend.migrate`."""
         return self.store.migrate(self.life, attempt, unfinished=unfinished)

@@ -26,6 +26,7 @@ from kazoo.exceptions import (
 from kazoo.hosts import collect_hosts
 from kazoo.protocol.states import KazooState
 
+from txstream.addresses import unresolved
 from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, UsageError
 from txstream.batch_metas import MetaCodec
 from txstream.zookeeper.candidates import Candidate, candidates, first_living, present_leader
@@ -86,10 +87,17 @@ class ZooKeeper:
         self.close()
 
     def start(self) -> None:
-        """Connect. Raises ServiceUnavailableError past `connect_timeout_seconds`."""
+        """Connect. Raises ServiceUnavailableError past `connect_timeout_seconds`, and at once for a name that
+        cannot be resolved."""
         if self._started:
             return
         self._started = True
+        why = unresolved(host for host, _ in collect_hosts(self.hosts)[0])
+        if why is not None:
+            raise ServiceUnavailableError(
+                f"there is no ZooKeeper at {self.hosts}: {why}; check the address given by --zookeeper or "
+                "TXSTREAM_ZOOKEEPER"
+            )
         if not self.client.start_async().wait(self.connect_timeout_seconds):
             # Closing waits for a connection attempt, which may hang for as long as a session lasts.
             threading.Thread(target=self.close, name="zookeeper-close", daemon=True).start()

@@ -70,6 +70,10 @@ class Waiting:
                 self.end(what)
                 return answer
 
+    def is_waiting(self, key: str) -> bool:
+        """Whether the wait under this key is under way."""
+        return key in self._waits
+
     def begin(self, key: str, what: str, reason: object, because: str = "") -> None:
         """Begin to wait for `what`. A wait that has begun under this key goes on, even if it was for
         something else."""

@@ -101,11 +101,21 @@ class Planning:
             batches.workers.after(self._pace.seconds_to_wait(), lambda: batches.carry_out(coordinator.wake()))
             return
         started = time.perf_counter()
+        is_told = self._waiting.is_waiting(_SOURCE)
 
+        # A driver that was frozen finds its connections dead. If it was succeeded meanwhile, that is what it
+        # says (FencedError), and not that the source is away.
         def work() -> BatchMetas[Any] | None:
             if not plan.replay and (self._log_end.is_reached(plan.last) or not self._spout.is_ready()):
                 return None
-            metas = BatchMetas.from_plan(plan.last, self._spout.plan(plan.last, limit))
+            try:
+                metas = BatchMetas.from_plan(plan.last, self._spout.plan(plan.last, limit))
+            except (ServiceUnavailableError, BatchFailedError):
+                if not is_told:
+                    self._store.verify()
+                raise
+            if metas.unavailable.keys() - self._unreadable.left_out.keys():
+                self._store.verify()
             self._unreadable.leave_out(metas.unavailable)
             if not (metas.has_work or plan.replay):
                 return None

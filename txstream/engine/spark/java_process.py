@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import ServiceUnavailableError, SparkLostError
+from txstream.engine.spark.log import reason_in
 
 if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext
@@ -193,12 +194,10 @@ def _variables(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 def _told_while_starting(log_file: Path | None, start: int) -> str:
-    said: list[str] = []
-    if log_file is not None:
-        lines = map(str.strip, log_file.read_bytes()[start:].decode(errors="replace").splitlines())
-        said = [line for line in lines if line and not line.startswith(("WARNING:", "NOTE:"))]
-    if said:
-        return f"Spark's Java process ended while it started: {said[0]:.300}; its log is {log_file}"
+    printed = "" if log_file is None else log_file.read_bytes()[start:].decode(errors="replace")
+    reason = reason_in(printed)
+    if reason is not None:
+        return f"Spark's Java process ended while it started: {reason}; its log is {log_file}"
     return f"Spark's Java process ended while it started, and said nothing: {_MEMORY}"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.api.errors import ServiceUnavailableError, UsageError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -51,6 +51,20 @@ class Master:
         return self.is_local or (
             self.is_standalone and all(_is_loopback(host) for host, _ in self._addresses)
         )
+
+    def refuse(self) -> None:
+        """Raise UsageError for what is no master of Spark's, or one that cannot work."""
+        if self.url.startswith("sc://"):
+            raise UsageError(
+                f"--master {self.url} is a Spark Connect server, which lets no driver run Python functions "
+                "over RDDs or share broadcast variables, as txstream does; give the cluster's own master, "
+                "such as spark://HOST:PORT, or local[N]"
+            )
+        if not (self.url == "yarn" or self.url.startswith(("local", "spark://", "k8s://"))):
+            raise UsageError(
+                f"--master {self.url!r} is no master of Spark's; it is local[N], spark://HOST:PORT, "
+                "k8s://HOST:PORT or yarn"
+            )
 
     def reach(self, timeout_seconds: float) -> None:
         """Raise ServiceUnavailableError when nothing listens at any of its addresses. Spark itself would try

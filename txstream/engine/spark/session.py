@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageError
 from txstream.engine.spark.java_process import SparkProcess, launch
+from txstream.engine.spark.log import reason_in
 from txstream.engine.spark.master import Master
 
 if TYPE_CHECKING:
@@ -134,10 +135,11 @@ def create_context(
     """A SparkContext with the recipe: all that batches need, two seconds sooner than a SparkSession.
 
     `log_file` takes all that Spark's JVM prints; `package` is the zip of the framework for executors that do
-    not have it. The start fails as soon as `is_given_up` returns True. Raises ServiceUnavailableError when
-    Spark or its master cannot be started or reached.
+    not have it. The start fails as soon as `is_given_up` returns True. Raises UsageError for a master that
+    Spark does not have, ServiceUnavailableError when Spark or its master cannot be started or reached.
     """
     where = Master(master or DEFAULT_MASTER)
+    where.refuse()
     where.reach(connect_timeout_seconds)
     # Spark would run the workers on whatever `python3` is on the path, which may lack every dependency.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -175,7 +177,9 @@ def create_context(
     except TxstreamError:
         raise
     except Exception as error:
-        told = f"Spark did not start with master {where.url!r}: {_first_line(error)}"
+        told = (
+            f"Spark did not start with master {where.url!r}: {reason_in(str(error)) or type(error).__name__}"
+        )
         raise ServiceUnavailableError(f"{told}; its log is {log_file}" if log_file else told) from error
 
 
@@ -249,11 +253,3 @@ def _answering(master: Master, process: SparkProcess) -> contextlib.AbstractCont
         f"what listens at {master.url} did not answer as a Spark master within {seconds:g} s; compare the "
         "address with the one on the master's web page, and its version with PySpark's",
     )
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    for line in text.splitlines():
-        if "Exception" in line or "Error" in line:
-            return line.strip()
-    return text.splitlines()[0] if text else type(error).__name__

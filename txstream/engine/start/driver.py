@@ -58,14 +58,14 @@ class Services(AbstractContextManager["Services"], Protocol):
         """Return the addresses and deadlines for the source, on the driver and on executors."""
 
     def lead(self, codec: MetaCodec[Any], plan: ExecutionPlan) -> ProgressStore:
-        """Wait to be elected, and return the store to write to from now on. What will run `plan` begins to
-        start then; a warm standby has started it, and opened the source, while it waited."""
+        """Wait to be elected, and return the store to write to from now on. A warm standby starts what will
+        run `plan`, and opens the source, while it waits."""
 
     def open_source(self, context: SpoutContext) -> PartitionCoordinator[Any]:
         """Open the source and return its coordinator, which the driver asks."""
 
     def start_engine(self) -> RunnerFactory:
-        """Wait until batches can be run, and return what makes the runner."""
+        """Start what runs batches, unless it is up, and return what makes the runner."""
 
     def locked(self, error: FenceLockedError) -> None:
         """Wait before the next try while a frozen driver holds a fence, or raise to give up."""
@@ -166,9 +166,9 @@ class Driver:
         """Do everything that comes before the first batch, in the safe order. Return None if stopped.
 
         A bolt that cannot be shipped is reported before the election. The election comes next, so that a
-        standby waits without writing anything; Spark starts beside the steps after it. Source and Spark come
-        before identity, tables, epoch, fences and recovery (`take_up`), so that a run without its topic or
-        cluster leaves nothing behind. An id that stands for something else is refused before Spark is there.
+        standby waits without writing anything. What is only asked of ZooKeeper, databases and source is asked
+        before Spark starts. Source and Spark come before identity, tables, epoch, fences and recovery
+        (`take_up`), so that a run without its topic or cluster leaves nothing behind.
         """
         topology, services = self.topology, self._services
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
@@ -179,7 +179,7 @@ class Driver:
         store = services.lead(codec, plan)
         if self.is_told_to_stop:
             return None
-        check_identity(topology, store)
+        check_identity(topology, store, targets)
         spout = services.open_source(context)
         if self.is_told_to_stop:
             return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -62,11 +62,33 @@ class Claim:
         return replace(self.identity, tables=self.tables)
 
 
-def check_identity(topology: Topology, store: ProgressStore) -> None:
-    """Raise IdentityMismatchError if the id stands for another topology already. Writes nothing."""
-    stored = store.read_identity()
+def check_identity(topology: Topology, store: ProgressStore, targets: Sequence[StateTarget]) -> None:
+    """Raise what `claim_identity` would, as far as reading tells: a run that cannot be is refused before it
+    starts Spark. Writes nothing, so `claim_identity` asks it all again."""
+    mine, stored = identity_of(topology), store.read_identity()
     if stored is not None:
-        _refuse_other(topology.id, stored, identity_of(topology))
+        _refuse_other(topology.id, stored, mine)
+    claim = Claim(stored or mine, mine.tables)
+    first_run = stored is None or store.load().current == FIRST_TXID
+    for target in targets:
+        if stored is None:
+            _refuse_orphan(topology.id, store, target.database)
+        for states, first_of_these in _parts(topology, claim, target, first_run):
+            states.check_join(first_run=first_of_these)
+
+
+def _parts(
+    topology: Topology, claim: Claim, target: StateTarget, first_run: bool
+) -> Iterator[tuple[TopologyStates, bool]]:
+    """Yield a database's tables that the identity names and those that are joining; whether each is new."""
+    known = tuple(spec for spec in target.tables if spec.state.table not in claim.joining)
+    new = tuple(spec for spec in target.tables if spec.state.table in claim.joining)
+    for tables, first_of_these in ((known, first_run), (new, True)):
+        if tables or (tables is known and not new):
+            yield (
+                target.database.of(topology.id, claim.identity.uuid, topology.semantics, tables),
+                first_of_these,
+            )
 
 
 def claim_identity(
@@ -108,13 +130,8 @@ def claim_identity(
             # Only a leader replaces an identity that is already kept: a newer driver may lead by now.
             fence = database.read_fence(topology.id)
             first = None if fence is not None and fence.identity else kept
-            known = tuple(spec for spec in target.tables if spec.state.table not in claim.joining)
-            new = tuple(spec for spec in target.tables if spec.state.table in claim.joining)
-            for tables, first_of_these in ((known, first_run), (new, True)):
-                if tables or (tables is known and not new):
-                    states = database.of(topology.id, identity.uuid, topology.semantics, tables)
-                    join = partial(states.join, first_run=first_of_these, identity=first)
-                    patiently(join, locked)
+            for states, first_of_these in _parts(topology, claim, target, first_run):
+                patiently(partial(states.join, first_run=first_of_these, identity=first), locked)
             joined.append(database)
     except TxstreamError:
         if identity.uuid == mine.uuid:

@@ -5,7 +5,6 @@ Invariant: whatever was opened is closed at the end, in reverse order, however f
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import logging
 import threading
@@ -70,9 +69,6 @@ class RunServices:
         self._engine: SparkEngine | None = None
         self._engine_state = "starting Spark"
         self._is_engine_awaited = False
-        # Spark starts beside the rest. An empty job to warm up its workers would only delay the first batch.
-        self._beside = concurrent.futures.ThreadPoolExecutor(1, "txstream-spark")
-        self._starting: concurrent.futures.Future[None] | None = None
         self._create_runner = runner_factory or self._make_engine(spark).create_runner
 
     def connect(self) -> Sequence[StateTarget]:
@@ -107,7 +103,6 @@ class RunServices:
         zookeeper, topology_id = self._zookeeper, self._topology.id
         if self._engine is not None:
             self._stack.push(self._engine)
-            self._stack.callback(self._give_up_engine)
         is_warm = self._wait_for_leadership and self._settings.standby == WARM
         readiness = Readiness(self._steps(plan) if is_warm else {}, self.workers.pause, self._tell_ready)
         self._stack.callback(readiness.end)
@@ -118,8 +113,6 @@ class RunServices:
         )
         self._stack.callback(self._leadership.release)
         readiness.end()
-        if self._engine is not None and not self.workers.is_interrupted:
-            self._starting = self._beside.submit(self._on_engine, self._engine.start)
         # A process that was suspended may get here long after its election; from here on the epoch decides.
         self._store = ZooKeeperProgress(
             zookeeper, topology_id, codec, waiting=self._warn, should_stop=self._is_interrupted
@@ -152,18 +145,11 @@ class RunServices:
         return self._source
 
     def start_engine(self) -> RunnerFactory:
-        if self._starting is not None:
+        if self._engine is not None:
             self.state = self._engine_state
             self._is_engine_awaited = True
-            self._starting.result()
+            self._on_engine(self._engine.start)
         return self._create_runner
-
-    def _give_up_engine(self) -> None:
-        """Break off a start of Spark that is under way. A process that was started for it ends."""
-        self.workers.interrupt()
-        self._beside.shutdown(wait=False, cancel_futures=True)
-        if self._starting is not None:
-            concurrent.futures.wait([self._starting])
 
     def keep(self, runner: BatchRunner) -> BatchRunner:
         self._stack.callback(runner.close)
@@ -242,10 +228,12 @@ class RunServices:
 
     def _make_engine(self, spark: SparkSession | None) -> SparkEngine:
         from txstream.engine.spark.engine import SparkEngine
-        from txstream.engine.spark.session import JAVA_OPTIONS, worker_settings
+        from txstream.engine.spark.master import Master
+        from txstream.engine.spark.session import DEFAULT_MASTER, JAVA_OPTIONS, worker_settings
 
         topology, conf = self._topology, dict(self._settings.spark_conf)
         if spark is None:
+            Master(self._settings.master or DEFAULT_MASTER).refuse()
             slots = max(component.parallelism for component in topology.components)
             if any(isinstance(bolt.instance, DataFrameBolt) for bolt in topology.bolts):
                 conf = {"spark.driver.extraJavaOptions": JAVA_OPTIONS, **conf}  # here Java's own work counts

@@ -107,6 +107,20 @@ class StateDatabase(StateBackend):
                         connection, self._dialect, life, spec, first_run=first_run, check_only=check_only
                     )
 
+    def check_join(self, life: TopologyLife, *, first_run: bool) -> None:
+        with self.sessions.reading(f"the tables of topology {life.topology!r}") as connection:
+            revision = revisions.read_revision(connection, self.display_url)
+            if revision is None:  # nothing here can be ours
+                for spec in life.tables:
+                    state_tables.refuse_foreign(connection, life, spec)
+                return
+            revisions.refuse_other_revision(revision, self.display_url)
+            fence.check_join(connection, self.display_url, life, first_run=first_run)
+            for spec in life.tables:
+                state_tables.join_table(
+                    connection, self._dialect, life, spec, first_run=first_run, check_only=True
+                )
+
     def migrate(self, life: TopologyLife, attempt: AttemptId, *, unfinished: Txid | None = None) -> list[str]:
         with self.sessions.reading(f"the tables of topology {life.topology!r}") as connection:
             due = [spec for spec in life.tables if state_tables.changes_due(connection, spec, unfinished)]

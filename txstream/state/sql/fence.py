@@ -103,6 +103,18 @@ def read_all(connection: Connection) -> list[FenceRow]:
     return [_record(row) for row in connection.execute(select(fence).order_by(fence.c.topology))]
 
 
+def check_join(
+    connection: Connection, database: str, life: TopologyLife, *, first_run: bool
+) -> FenceRow | None:
+    """Return the fence, None if this run is to create it. Raises for one of another life, or a lost one."""
+    found = read(connection, life.topology)
+    if found is not None and found.uuid != life.uuid:
+        raise rules.other_life(found, life.uuid, database)
+    if found is None and not first_run:
+        raise rules.unknown_here(life, database)
+    return found
+
+
 def join(
     connection: Connection,
     database: str,
@@ -114,16 +126,12 @@ def join(
     """Create the fence on a topology's first run; check it on later ones. Keep the identity beside it, unless
     a leader has kept one."""
     topology, uuid = life.topology, life.uuid
-    found = read(connection, topology)
+    found = check_join(connection, database, life, first_run=first_run)
     kept = None if identity is None else to_json(identity)
     if found is not None:
-        if found.uuid != uuid:
-            raise rules.other_life(found, uuid, database)
         if identity is not None and found.identity != identity and rules.joining_keeps(found):
             connection.execute(update(fence).where(fence.c.topology == topology).values(identity=kept))
         return
-    if not first_run:
-        raise rules.unknown_here(life, database)
     connection.execute(fence.insert().values(topology=topology, uuid=uuid, attempt=0, identity=kept))
 
 

@@ -156,11 +156,7 @@ def join_table(
                 index.create(connection)
             _declare(connection, name, spec)
         return
-    if exists:
-        raise StateTableError(
-            f"table {name!r} exists and was not created by txstream, so its data is left alone; choose "
-            f"another table for topology {topology!r}, or rename or drop that one"
-        )
+    refuse_foreign(connection, life, spec)
     if not first_run:
         raise declarations.not_here(topology, name)
     if check_only:
@@ -177,6 +173,16 @@ def join_table(
     )
     _create(connection, table)
     _declare(connection, name, spec)
+
+
+def refuse_foreign(connection: Connection, life: TopologyLife, spec: TableSpec) -> None:
+    """Raise StateTableError if the table of `spec`, which has no owner, exists."""
+    name = spec.state.table
+    if inspect(connection).has_table(name):
+        raise StateTableError(
+            f"table {name!r} exists and was not created by txstream, so its data is left alone; choose "
+            f"another table for topology {life.topology!r}, or rename or drop that one"
+        )
 
 
 def _create(connection: Connection, table: Table) -> None:
