@@ -19,7 +19,7 @@ OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 
 CI_SEEDS = 12
 SOAK_SEEDS = int(os.environ.get("TXSTREAM_SIMULATION_SEEDS", "20000"))
-MOST_SEEDS = 60
+MOST_SEEDS = 200
 
 PAIRS = [(OPAQUE, OPAQUE), (TRANSACTIONAL, TRANSACTIONAL), (TRANSACTIONAL, OPAQUE)]
 EVERY_KIND = pytest.mark.parametrize(("spout", "state"), PAIRS, ids=lambda value: str(value))
