@@ -80,7 +80,7 @@ def test_the_working_directory_comes_first_and_once(workshop: Path) -> None:
         ("nowhere_at_all:topology", ["no module 'nowhere_at_all'"]),
         ("shop_good.inner:topology", ["no module 'shop_good.inner'"]),
         ("shop_good:topologie", ["no 'topologie'", "builder", "topology"]),
-        ("shop_good:number", ["a int", "function"]),
+        ("shop_good:number", ["an int", "function"]),
         ("shop_needs:topology", ["shop_needs", "cannot be imported", "not_installed_here"]),
         ("shop_syntax:topology", ["shop_syntax", "cannot be imported", "SyntaxError"]),
         ("shop_raises:topology", ["shop_raises", "ZeroDivisionError", "shop_raises.py, line 2"]),

@@ -181,10 +181,10 @@ def test_what_txstream_did_not_write_is_refused(document: Any, message: str) -> 
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"offset": 1, "name": 5}, "'name' of a Everything must be NoneType or str, found 5"),
-        ({"offset": 1, "share": "half"}, "'share' of a Everything must be float or int, found 'half'"),
-        ({"offset": 1, "done": 1}, "'done' of a Everything must be bool, found 1"),
-        ({"offset": 1, "tags": {}}, "'tags' of a Everything must be NoneType or list, found {}"),
+        ({"offset": 1, "name": 5}, "'name' of an Everything must be NoneType or str, found 5"),
+        ({"offset": 1, "share": "half"}, "'share' of an Everything must be float or int, found 'half'"),
+        ({"offset": 1, "done": 1}, "'done' of an Everything must be bool, found 1"),
+        ({"offset": 1, "tags": {}}, "'tags' of an Everything must be NoneType or list, found {}"),
     ],
 )
 def test_a_field_of_the_wrong_type_is_refused(document: Mapping[str, Any], message: str) -> None:
