@@ -19,11 +19,11 @@ from txstream.api.reducers import Count, Last, Max, Min, Sum
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
+from txstream.batch_metas import halves
 from txstream.bolts.sql import SqlStateBolt
 from txstream.cli.context import Cli
 from txstream.cli.replay import _print_why
 from txstream.examples.accounts import graph
-from txstream.inspect.provenance import _halves
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.memory import MemorySpout
 
@@ -41,9 +41,9 @@ def source() -> Iterator[MemorySpout]:
 
 def test_half_a_range_does_not_end_in_the_leader_epoch_of_the_whole() -> None:
     """The reader would take it for a log that was cut back."""
-    halves = _halves({"t/0": KafkaRange(0, 4, "id", leader_epoch=3)}, exact=True)
+    found = halves({"t/0": KafkaRange(0, 4, "id", leader_epoch=3)}, exact=True)
     later, earlier = KafkaRange(2, 4, "id", leader_epoch=3), KafkaRange(0, 2, "id")
-    assert list(halves) == [{"t/0": later}, {"t/0": earlier}]
+    assert list(found) == [{"t/0": later}, {"t/0": earlier}]
 
 
 @pytest.fixture
