@@ -150,7 +150,7 @@ def test_another_database_is_told(workshop: Workshop, counted: dict[str, Any], t
 def test_a_refused_first_run_leaves_nothing(workshop: Workshop, counted: dict[str, Any]) -> None:
     fresh = ["run", WORD_COUNT, "--connect-timeout", "3", "--id"]
     missing, taken = workshop.launcher.without_spark.run_together(
-        [[*fresh, "fresh1", "-p", "topic=nothing"], [*fresh, "fresh2"]]
+        [[*fresh, "fresh1", "-p", "topic=nothing", "-p", "table=fresh"], [*fresh, "fresh2"]]
     )
     assert (missing.status, taken.status) == (1, 1)
     assert "'nothing' does not exist" in missing.stderr

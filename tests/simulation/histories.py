@@ -62,9 +62,15 @@ def _step_or_restore(world: World) -> None:
         world.note(f"{server.name} is restored from an older copy")
         for held in list(server.holding):
             server.end(held)
-        server.spaces.update(deepcopy(copy))
+        _replace(server.spaces, copy)
     else:
-        copy.update(deepcopy(server.spaces))
+        _replace(copy, server.spaces)
+
+
+def _replace(spaces: Spaces, others: Spaces) -> None:
+    """Make the spaces a copy of the others, without those that the others lack."""
+    spaces.clear()
+    spaces.update(deepcopy(others))
 
 
 def committed_in(spaces: Spaces) -> int:

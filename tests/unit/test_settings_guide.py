@@ -28,7 +28,10 @@ CODE = "\n".join(
     for folder in ("txstream", "spouts", "bolts", "migrations")
     for path in (ROOT / folder).rglob("*.py")
 )
-NOT_FOR_USERS = {"SPARK_REUSE_WORKER"}  # Spark sets it for its own worker processes
+NOT_FOR_USERS = {
+    "SPARK_REUSE_WORKER",  # Spark sets it for its own worker processes
+    "PYTHONHASHSEED",  # set for the process that runs a bolt again
+}
 
 
 def words(cell: str) -> list[str]:

@@ -141,7 +141,6 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
     from txstream.inspect.databases import Databases, is_tracked, open_databases
     from txstream.inspect.json_documents import document as document_of
     from txstream.inspect.overview import look, status_of
-    from txstream.inspect.source_now import source_now
 
     with contextlib.ExitStack() as stack:
         zookeeper = stack.enter_context(open_zookeeper(settings))
@@ -150,6 +149,8 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
             databases = stack.enter_context(open_databases(settings, topology_id))
         snapshot = look(zookeeper, topology_id, databases.opened)
         found = status_of(settings, snapshot, zookeeper.standbys(topology_id))
+    from txstream.inspect.source_now import source_now  # with pyarrow, so only once the services are there
+
     warn_of_missing(databases.missing)
     last = max((one.last for one in snapshot.databases if one.last), key=lambda row: row.txid, default=None)
     places = [one.url for one in snapshot.databases]
