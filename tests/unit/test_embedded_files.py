@@ -200,6 +200,25 @@ def test_two_servers_cannot_have_the_same_data(tmp_path: Path) -> None:
         assert second.stop()
 
 
+def test_a_lock_that_a_fork_holds_for_a_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers are formatted by threads side by side: each one's fork has copies of the others' locks."""
+    lock_path = tmp_path / "data" / "in-use.lock"
+    copies = [try_lock(lock_path)]
+    real = process.try_lock
+
+    def try_and_let_go(path: Path) -> int | None:
+        found = real(path)
+        if copies and copies[0] is not None:
+            os.close(copies.pop())
+        return found
+
+    monkeypatch.setattr(process, "try_lock", try_and_let_go)
+    with ServerProcess("Server", tmp_path / "1.log", lock_path=lock_path) as server:
+        assert server.start(["sleep", "60"]).pid > 0
+
+
 def test_a_big_log_is_put_aside_at_the_next_start(tmp_path: Path) -> None:
     log = tmp_path / "test.log"
     with log.open("wb") as file:

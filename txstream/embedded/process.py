@@ -33,6 +33,8 @@ GRACE_SECONDS = 10.0
 # starts them again at once (DATA_WAIT_SECONDS) should find the data free.
 ORPHAN_GRACE_SECONDS = 3.0
 DATA_WAIT_SECONDS = 5.0
+# A process that another thread has just forked holds a copy of every open lock until it executes its program.
+_FORK_SECONDS = 2.0
 
 _GUARD = Path(__file__).with_name("guard.py")
 _POLL_SECONDS = 0.05
@@ -146,7 +148,7 @@ class ServerProcess:
             raise ServiceUnavailableError(f"{self.name} is already running; stop it before starting it again")
         self._reap_guard()
         self._prepare_log()
-        lock = None if self._lock_path is None else self._take_lock(self._lock_path)
+        lock = None if self._lock_path is None else self._take_lock(self._lock_path, _FORK_SECONDS)
         try:
             mode = "detached" if self._detached else "guarded"
             grace = min(self._grace_seconds, ORPHAN_GRACE_SECONDS)
