@@ -205,12 +205,13 @@ def test_a_lock_that_a_fork_holds_for_a_moment_is_waited_for(
 ) -> None:
     """Brokers are formatted by threads side by side: each one's fork has copies of the others' locks."""
     lock_path = tmp_path / "data" / "in-use.lock"
-    copies = [try_lock(lock_path)]
-    real = process.try_lock
+    copy = try_lock(lock_path)
+    assert copy is not None
+    copies = [copy]
 
     def try_and_let_go(path: Path) -> int | None:
-        found = real(path)
-        if copies and copies[0] is not None:
+        found = try_lock(path)
+        if copies:
             os.close(copies.pop())
         return found
 
