@@ -14,14 +14,14 @@ from unittest.mock import patch
 
 from simulation.releases import still
 from txstream.semantics import Semantics
+from txstream.simulation.chances import Chances
+from txstream.simulation.program import Program
+from txstream.simulation.tasks import Task
+from txstream.simulation.truth import Truth
+from txstream.simulation.world import FAULTS, Tree, World, truth_of
 from txstream.state.records import COMMITTED
 from txstream.state.store import layout
 from txstream.state.store.layout import Spaces
-from txstream.testing.simulation.chances import Chances
-from txstream.testing.simulation.program import Program
-from txstream.testing.simulation.tasks import Task
-from txstream.testing.simulation.truth import Truth
-from txstream.testing.simulation.world import FAULTS, Tree, World, truth_of
 
 AnyWorld = TypeVar("AnyWorld", bound="MutableWorld")
 
