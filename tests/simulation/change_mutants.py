@@ -128,7 +128,7 @@ class _AnyCache(StateCache):
         self._left_by = None
 
 
-class CachesOutliveAnAttempt(Mutations, replaces={"engine.commit.state_tasks.StateCache": _AnyCache}):
+class CachesOutliveAnAttempt(Mutations, replaces={"engine.batch.state_tasks.StateCache": _AnyCache}):
     """A task uses what an attempt left that was never committed."""
 
 

@@ -79,7 +79,7 @@ def committed_in(spaces: Spaces) -> int:
     return sum(row["status"] == COMMITTED for row in ledger.values())
 
 
-class DatabasesAreRestored(Mutations, replaces={"testing.simulation.world.World._step": _step_or_restore}):
+class DatabasesAreRestored(Mutations, replaces={"simulation.world.World._step": _step_or_restore}):
     """The real rules, while somebody restores databases from older copies beneath running drivers."""
 
 

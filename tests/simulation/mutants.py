@@ -504,7 +504,7 @@ def _plan_from_memory(
 
 
 class PlacesLiveInTheProcess(
-    Mutations, replaces={"testing.simulation.source.LogCoordinator.plan": _plan_from_memory}
+    Mutations, replaces={"simulation.source.LogCoordinator.plan": _plan_from_memory}
 ):
     """Where the log ended when the first run began is only remembered until a batch of records has it."""
 
