@@ -100,14 +100,14 @@ if TYPE_CHECKING:
     )
     from txstream.bolts.deduplicate import DeduplicateBolt as DeduplicateBolt
     from txstream.bolts.sql import SqlStateBolt as SqlStateBolt
-    from txstream.engine.report import (
-        RunProgress as RunProgress,
-        RunReport as RunReport,
-    )
     from txstream.engine.run import (
         RunningTopology as RunningTopology,
         run as run,
         start as start,
+    )
+    from txstream.report import (
+        RunProgress as RunProgress,
+        RunReport as RunReport,
     )
     from txstream.semantics import Semantics as Semantics
     from txstream.settings import Settings as Settings
@@ -187,7 +187,7 @@ _HOMES = {
     "txstream.bolts.aggregate": ("CountBolt", "ReduceBolt"),
     "txstream.bolts.deduplicate": ("DeduplicateBolt",),
     "txstream.bolts.sql": ("SqlStateBolt",),
-    "txstream.engine.report": ("RunProgress", "RunReport"),
+    "txstream.report": ("RunProgress", "RunReport"),
     "txstream.engine.run": ("RunningTopology", "run", "start"),
     "txstream.semantics": ("Semantics",),
     "txstream.settings": ("Settings",),

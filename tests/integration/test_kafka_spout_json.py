@@ -17,8 +17,8 @@ import txstream
 from txstream.api.errors import DataLostError, DecodeError
 from txstream.api.spouts import SpoutContext
 from txstream.embedded import Services
+from txstream.engine.local_runner import InProcessRunner
 from txstream.spouts.kafka import KafkaRange, KafkaSource
-from txstream.testing.inprocess import InProcessRunner
 
 SCHEMA = "user string, amount decimal(10,2), at timestamp"
 

@@ -17,6 +17,7 @@ from support.tables import read_counts
 from support.texts import count_words, create_topic, fill_topic, make_lines, produce
 
 import txstream
+from txstream.cli.outage import Outage, outage_topology
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services
 from txstream.engine.fault_points import Point
 from txstream.engine.loop.event_loop import EventLoop
@@ -24,7 +25,6 @@ from txstream.examples import word_count
 from txstream.inspect.databases import open_zookeeper
 from txstream.inspect.plain_metas import PlainCodec
 from txstream.testing import InProcessRunner
-from txstream.testing.outage import Outage, outage_topology
 from txstream.transaction import Txid
 from txstream.zookeeper import ZooKeeperProgress
 

@@ -12,13 +12,13 @@ from simulation.changes import CHANGE_FAULTS
 from simulation.histories import Mutations
 from simulation.releases import DEFAULT
 from txstream.api.errors import ProgressMismatchError
-from txstream.engine.commit.state_cache import StateCache
+from txstream.engine.states.state_cache import StateCache
 from txstream.semantics import Semantics
+from txstream.simulation.world import WrongResultError
 from txstream.state import TableSpec, TopologyLife
 from txstream.state.store import layout
 from txstream.state.store.backend import StoreBackend
 from txstream.state.store.layout import Transaction
-from txstream.testing.simulation.world import WrongResultError
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 _STORE = "state.store.backend.StoreBackend"
@@ -128,7 +128,7 @@ class _AnyCache(StateCache):
         self._left_by = None
 
 
-class CachesOutliveAnAttempt(Mutations, replaces={"engine.commit.state_tasks.StateCache": _AnyCache}):
+class CachesOutliveAnAttempt(Mutations, replaces={"engine.batch.state_tasks.StateCache": _AnyCache}):
     """A task uses what an attempt left that was never committed."""
 
 

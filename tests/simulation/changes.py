@@ -17,13 +17,13 @@ from simulation.oracle import Oracle
 from simulation.releases import FIRST, SECOND, THIRD, Release, releases_of
 from txstream.api.topology import CommitChoice
 from txstream.semantics import Semantics
+from txstream.simulation.chances import Chances
+from txstream.simulation.driver import Driver
+from txstream.simulation.program import Program
+from txstream.simulation.stores import Server
+from txstream.simulation.world import FAULTS, Tree, WrongResultError
 from txstream.state.store import layout
 from txstream.state.store.layout import Overlay
-from txstream.testing.simulation.chances import Chances
-from txstream.testing.simulation.driver import Driver
-from txstream.testing.simulation.program import Program
-from txstream.testing.simulation.stores import Server
-from txstream.testing.simulation.world import FAULTS, Tree, WrongResultError
 from txstream.zookeeper.paths import ROOT, Paths
 from txstream.zookeeper.tree import Operation
 

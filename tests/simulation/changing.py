@@ -22,10 +22,10 @@ from txstream.engine.start.takeover import Takeover
 from txstream.inspect.databases import databases_of
 from txstream.inspect.recover_from_ledgers import recover_in
 from txstream.ledger_retention import Keep
+from txstream.simulation.driver import Actor, Driver, Progress, UnexplainedError
+from txstream.simulation.program import Program
+from txstream.simulation.world import WrongResultError
 from txstream.state import StateBackend
-from txstream.testing.simulation.driver import Actor, Driver, Progress, UnexplainedError
-from txstream.testing.simulation.program import Program
-from txstream.testing.simulation.world import WrongResultError
 from txstream.transaction import FIRST_TXID
 from txstream.zookeeper import ProgressStore
 

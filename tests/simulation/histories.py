@@ -14,14 +14,14 @@ from unittest.mock import patch
 
 from simulation.releases import still
 from txstream.semantics import Semantics
+from txstream.simulation.chances import Chances
+from txstream.simulation.program import Program
+from txstream.simulation.tasks import Task
+from txstream.simulation.truth import Truth
+from txstream.simulation.world import FAULTS, Tree, World, truth_of
 from txstream.state.records import COMMITTED
 from txstream.state.store import layout
 from txstream.state.store.layout import Spaces
-from txstream.testing.simulation.chances import Chances
-from txstream.testing.simulation.program import Program
-from txstream.testing.simulation.tasks import Task
-from txstream.testing.simulation.truth import Truth
-from txstream.testing.simulation.world import FAULTS, Tree, World, truth_of
 
 AnyWorld = TypeVar("AnyWorld", bound="MutableWorld")
 
@@ -79,7 +79,7 @@ def committed_in(spaces: Spaces) -> int:
     return sum(row["status"] == COMMITTED for row in ledger.values())
 
 
-class DatabasesAreRestored(Mutations, replaces={"testing.simulation.world.World._step": _step_or_restore}):
+class DatabasesAreRestored(Mutations, replaces={"simulation.world.World._step": _step_or_restore}):
     """The real rules, while somebody restores databases from older copies beneath running drivers."""
 
 

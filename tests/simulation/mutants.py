@@ -26,6 +26,9 @@ from txstream.engine.commit.committer import Committer
 from txstream.engine.start import recovery
 from txstream.engine.start.recovery import AdvanceFirst, Resume, decide
 from txstream.semantics import Semantics
+from txstream.simulation.source import LogCoordinator
+from txstream.simulation.tasks import Task
+from txstream.simulation.world import FAULTS, Tree, WrongResultError
 from txstream.spouts.memory import MemoryRange
 from txstream.state import AnswerLostError, BatchRecord, Commit
 from txstream.state.commit_protocol import StateTransaction, TopologyStates, Writes
@@ -33,9 +36,6 @@ from txstream.state.records import COMMITTED, COMMITTING
 from txstream.state.store import layout
 from txstream.state.store.backend import StoreBackend
 from txstream.state.store.merging import RowRules, RowValues, Values
-from txstream.testing.simulation.source import LogCoordinator
-from txstream.testing.simulation.tasks import Task
-from txstream.testing.simulation.world import FAULTS, Tree, WrongResultError
 from txstream.transaction import AttemptId, Epoch, TransactionAttempt, Txid, attempt_id
 from txstream.zookeeper import ProgressStore
 from txstream.zookeeper.tree import Check, Operation
@@ -504,7 +504,7 @@ def _plan_from_memory(
 
 
 class PlacesLiveInTheProcess(
-    Mutations, replaces={"testing.simulation.source.LogCoordinator.plan": _plan_from_memory}
+    Mutations, replaces={"simulation.source.LogCoordinator.plan": _plan_from_memory}
 ):
     """Where the log ended when the first run began is only remembered until a batch of records has it."""
 

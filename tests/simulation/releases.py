@@ -17,8 +17,8 @@ from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
 from txstream.semantics import Semantics
+from txstream.simulation.program import Program
 from txstream.spouts.memory import MemorySpout
-from txstream.testing.simulation.program import Program
 
 DEFAULT = 1000
 """What a row gets in an added column: no history adds up to it."""

@@ -13,7 +13,7 @@ import pytest
 from simulation.histories import DatabasesAreRestored, simulate, world_of
 from txstream.api.errors import CorruptStateError, ProgressMismatchError
 from txstream.semantics import Semantics
-from txstream.testing.simulation.world import FAULTS, WrongResultError
+from txstream.simulation.world import FAULTS, WrongResultError
 from txstream.zookeeper.tree import Node
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL

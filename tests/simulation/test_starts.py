@@ -13,7 +13,7 @@ import pytest
 from simulation.histories import MutableWorld, simulate
 from simulation.releases import ROWS
 from txstream.semantics import Semantics
-from txstream.testing.simulation.world import FAULTS
+from txstream.simulation.world import FAULTS
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 SEEDS = 15

@@ -18,7 +18,7 @@ from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.batch.execution_plan import ExecutionPlan
-from txstream.engine.commit.shares import Message
+from txstream.engine.batch.shares import Message
 from txstream.spouts.memory import MemorySpout
 from txstream.state import BatchRecord, open_database
 from txstream.testing import Attempt, InProcessRunner, TopologyTest

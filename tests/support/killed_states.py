@@ -31,8 +31,7 @@ from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.batch_metas import BatchMetas
 from txstream.engine.batch.execution_plan import compile_topology
-from txstream.engine.commit.bindings import map_bindings
-from txstream.engine.commit.state_targets import state_targets
+from txstream.engine.commit.state_targets import map_bindings, state_targets
 from txstream.engine.spark.session import create_context
 from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.state import Commit, open_database

@@ -20,11 +20,10 @@ from txstream.api.stable_hash import task_of
 from txstream.api.state import SqlState
 from txstream.api.tuples import Tuple
 from txstream.engine.batch.execution_plan import compile_topology
+from txstream.engine.batch.state_tasks import TaskStates
 from txstream.engine.batch.worker_process import WorkerProcess
-from txstream.engine.commit.bindings import map_bindings
-from txstream.engine.commit.state_targets import state_targets
-from txstream.engine.commit.state_tasks import TaskStates
-from txstream.engine.commit.task_map_state import TaskMapState
+from txstream.engine.commit.state_targets import map_bindings, state_targets
+from txstream.engine.states.task_map_state import TaskMapState
 from txstream.semantics import Semantics
 from txstream.state import Commit, open_database
 from txstream.transaction import TransactionAttempt, Txid, attempt_id

@@ -20,7 +20,7 @@ from txstream.cli import run as run_module
 from txstream.cli.logs import LibraryLog
 from txstream.cli.main import _flags_last, main, parser
 from txstream.embedded import java
-from txstream.engine.report import RunReport
+from txstream.report import RunReport
 
 WORD_COUNT = "txstream.examples.word_count:topology"
 

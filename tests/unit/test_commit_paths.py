@@ -39,8 +39,8 @@ from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, Transactiona
 from txstream.api.state import SqlState
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.batch.shares import Message
 from txstream.engine.commit import committer as commit, state_targets as targets
-from txstream.engine.commit.shares import Message
 from txstream.engine.fault_points import WRITE_POINTS, Point
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase

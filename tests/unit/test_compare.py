@@ -46,15 +46,15 @@ from txstream.compare.run import Outcome, Rows
 from txstream.compare.schedule import SCHEDULES, Fault, Injector, load_schedule
 from txstream.compare.timeline import Fate, Made, Timeline
 from txstream.compare.truth import _OnlyTheSourceKnowsError, _row, folded_truth
-from txstream.compare.variant import clipped, fixed_end, is_reached, under_own_names, with_batches_of
 from txstream.coordinator import EmitBatch
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.fault_points import Point
 from txstream.examples import accounts, word_count
+from txstream.simulation.determinism import NotDeterministicError
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.memory import MemoryRange, MemorySpout
-from txstream.testing.determinism import NotDeterministicError
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.variant import clipped, fixed_end, is_reached, under_own_names, with_batches_of
 
 
 def attempt(txid: int, number: int = 1) -> TransactionAttempt:

@@ -20,10 +20,11 @@ from support.simulated import counts, tops
 from txstream import BasicBolt, BatchBolt, Count, OpaqueSpout, SqlState, SqlStateBolt, Topology
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.examples import accounts
+from txstream.simulation import determinism
+from txstream.simulation.determinism import NotDeterministicError, check_determinism
+from txstream.simulation.program import Program
 from txstream.spouts.memory import MemorySpout
-from txstream.testing import SimulationError, determinism, simulate
-from txstream.testing.determinism import NotDeterministicError, check_determinism
-from txstream.testing.simulation.program import Program
+from txstream.testing import SimulationError, simulate
 
 WHY = "it reads a clock, chance, a global or the order of a set"
 _calls = Counter[str]()

@@ -63,10 +63,10 @@ def test_importing_txstream_loads_no_library() -> None:
 
 
 def test_importing_the_faults_loads_no_engine_on_spark() -> None:
-    program = "import sys, txstream.testing.faults; print('pyspark' in sys.modules)"
+    program = "import sys, txstream.cli.faults; print('pyspark' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
-    assert txstream.testing.InProcessRunner.__module__ == "txstream.testing.inprocess"
+    assert txstream.testing.InProcessRunner.__module__ == "txstream.engine.local_runner"
 
 
 PROMISED = {

@@ -22,7 +22,7 @@ from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.batch_metas import BatchMetas
 from txstream.bolts.sql import SqlStateBolt
-from txstream.testing.inprocess import InProcessRunner
+from txstream.engine.local_runner import InProcessRunner
 
 LOG = MemoryLog({"a": ["the cat", "the dog"], "b": [""]})
 

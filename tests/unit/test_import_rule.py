@@ -1,5 +1,6 @@
-"""The dependency rule: the core imports no client library and none of the edges, and nothing imports the
-folders at the root by their bare names.
+"""The dependency rule: the core imports no client library and none of the edges, the product does not import
+its tools for tests, no rooms of the engine import each other, and nothing imports the folders at the root by
+their bare names.
 
 A fresh interpreter imports the core and reports what came with it, so that an import three modules away
 counts too. The source is read as well, so that an import inside a function counts.
@@ -12,6 +13,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Final
 
@@ -32,12 +34,14 @@ CLIENT_LIBRARIES: Final = (
 EDGES: Final = tuple(
     f"txstream.{name}"
     for name in (
-        *("engine", "state", "zookeeper", "cli", "web", "embedded", "testing"),
+        *("engine", "state", "zookeeper", "cli", "web", "embedded", "simulation", "testing"),
         *("spouts", "bolts", "examples", "migrations"),
     )
 )
 FORBIDDEN: Final = CLIENT_LIBRARIES + EDGES
-_SHELL: Final = ("txstream.cli", "txstream.inspect", "txstream.testing", "txstream.examples")
+_SHELL: Final = tuple(
+    f"txstream.{name}" for name in ("cli", "compare", "inspect", "simulation", "testing", "examples")
+)
 # The packages above each one, which it may not import.
 UPPER: Final = {
     "state": (*_SHELL, "txstream.engine", "txstream.zookeeper", "txstream.spouts", "txstream.bolts"),
@@ -122,13 +126,17 @@ def probe(
     return answer
 
 
-def imported_names(source: str) -> Iterator[tuple[int, str]]:
+def imported_names(source: str, *, for_checkers: bool = False) -> Iterator[tuple[int, str]]:
     """Line and full name of every absolute import in a source, inside functions too. Imports for the type
-    checker alone do not count, because they never run."""
+    checker alone never run; they count only with `for_checkers`."""
     pending: list[ast.AST] = [ast.parse(source)]
     while pending:
         node = pending.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        if (
+            not for_checkers
+            and isinstance(node, ast.If)
+            and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+        ):
             pending.extend(node.orelse)
             continue
         if isinstance(node, ast.Import):
@@ -197,6 +205,56 @@ def test_nothing_imports_what_stands_above_it(lower: str) -> None:
     assert not wrong
 
 
+def test_no_product_module_imports_testing() -> None:
+    """Not even for the type checker: what users test with may be removed, and the product still works."""
+    modules = module_files(ROOT / "txstream", "txstream")
+    for folder in sorted(BARE_NAMES):
+        modules |= module_files(ROOT / folder, f"txstream.{folder}")
+    testing = {name for name in modules if is_below(name, ("txstream.testing",))}
+    assert len(testing) > 10
+    wrong = [
+        f"{modules[name]}:{line}: {imported}"
+        for name in modules.keys() - testing
+        for line, imported in imported_names(modules[name].read_text(encoding="utf-8"), for_checkers=True)
+        if is_below(imported, ("txstream.testing",))
+    ]
+    assert not wrong
+
+
+def test_rooms_of_the_engine_do_not_import_each_other_in_circles() -> None:
+    """Not even for the type checker, or two rooms could only be understood together."""
+    modules = module_files(ROOT / "txstream" / "engine", "txstream.engine")
+    rooms = room_imports(
+        {name: path.read_text(encoding="utf-8") for name, path in modules.items()}, "txstream.engine"
+    )
+    assert {"batch", "commit", "loop", "start", "states"} <= rooms.keys()
+    assert circle(rooms) is None
+
+
+def room_imports(sources: dict[str, str], package: str) -> dict[str, set[str]]:
+    """Return, by room, the other rooms that its modules import. Each folder and file is a room."""
+    depth = package.count(".") + 1
+    rooms: dict[str, set[str]] = {}
+    for name, source in sources.items():
+        if name == package:
+            continue
+        here = rooms.setdefault(name.split(".")[depth], set())
+        for _, imported in imported_names(source, for_checkers=True):
+            if imported.startswith(f"{package}."):
+                here.add(imported.split(".")[depth])
+    return {room: imported - {room} for room, imported in rooms.items()}
+
+
+def circle(rooms: dict[str, set[str]]) -> list[str] | None:
+    """Return rooms of which each imports the next, and the last the first. None if there are none such."""
+    try:
+        list(TopologicalSorter(rooms).static_order())
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return found
+    return None
+
+
 def test_nothing_imports_the_folders_by_their_bare_names() -> None:
     sources = [path for path in tracked_files() if path.suffix == ".py"]
     assert len(sources) > 10
@@ -218,6 +276,21 @@ def test_probe_sees_an_import_that_is_two_modules_away(tmp_path: Path) -> None:
     answer = probe(["outer"], path=tmp_path)
     assert answer["found"][0] == "kazoo <- inner <- outer"
     assert "kazoo.client" in answer["loaded"]
+
+
+def test_a_circle_of_three_rooms_is_seen() -> None:
+    sources = {
+        "home": "from home import hall",
+        "home.hall": "import home.attic.roof",
+        "home.attic.roof": "def f():\n    from home.cellar import door",
+        "home.cellar": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from home import hall",
+        "home.garden": "import home.hall",
+    }
+    found = circle(room_imports(sources, "home"))
+    assert found is not None
+    assert set(found) == {"hall", "attic", "cellar"}
+    sources["home.cellar"] = ""
+    assert circle(room_imports(sources, "home")) is None
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from hypothesis import given, settings, strategies as st
 from txstream.api.errors import StateValueError, UsageError
 from txstream.api.stable_hash import task_of
 from txstream.api.state import SqlState
-from txstream.engine.batch.state_cells import Cells
-from txstream.engine.commit.task_map_state import Ownership, TaskMapState
+from txstream.engine.states.state_cells import Cells
+from txstream.engine.states.task_map_state import Ownership, TaskMapState
 
 WORDS = SqlState("words", key="word string", value="n bigint")
 PAIRS = SqlState("pairs", key="word string, day date", value="n bigint, share double")

@@ -20,7 +20,7 @@ from support.map_state_types import check_types
 from support.state_bench import Bench
 
 from txstream.api.errors import StaleAttemptError
-from txstream.engine.commit.state_cache import StateCache
+from txstream.engine.states.state_cache import StateCache
 from txstream.semantics import Semantics
 from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
@@ -277,7 +277,7 @@ WITHOUT_SQL = """
 import pickle, sys
 from pathlib import Path
 from txstream.engine.batch.worker_process import WorkerProcess
-from txstream.engine.commit.state_tasks import TaskStates
+from txstream.engine.batch.state_tasks import TaskStates
 from txstream.transaction import TransactionAttempt
 
 process = WorkerProcess(pickle.loads(Path(sys.argv[1]).read_bytes()))

@@ -11,8 +11,8 @@ import pytest
 from support.topologies import eight_components, word_count
 
 from txstream import Settings, start
-from txstream.engine.report import RunReport
 from txstream.notebook import html_table
+from txstream.report import RunReport
 
 REPORT = RunReport("words", "0", "opaque", 2, 3, 9, 7, 7000, 1, 0, 0, 2.0, True)
 HOSTILE = "a--><script>alert(1)<&script>\"'$x$"

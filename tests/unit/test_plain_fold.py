@@ -37,14 +37,14 @@ from txstream import (
 from txstream.api.rows import to_record_batch
 from txstream.engine.batch.collector import Outbox
 from txstream.examples import accounts
+from txstream.simulation.plain_fold import plain_fold
+from txstream.simulation.program import Program
+from txstream.simulation.schedules import Schedule, outcome
+from txstream.simulation.world import WrongResultError, run_without_faults, truth_of
 from txstream.spouts.memory import MemorySpout
 from txstream.state.commit_protocol import TopologyStates
 from txstream.state.store.merging import RowRules
 from txstream.testing import SimulationError, simulate
-from txstream.testing.plain_fold import plain_fold
-from txstream.testing.simulation.program import Program
-from txstream.testing.simulation.schedules import Schedule, outcome
-from txstream.testing.simulation.world import WrongResultError, run_without_faults, truth_of
 
 Rows = list[tuple[Any, ...]]
 

@@ -15,12 +15,12 @@ from support.simulated import LINES, counts
 from txstream import DataFrameBolt, TransactionalTopologyBuilder
 from txstream.api.errors import UsageError
 from txstream.examples import accounts, word_count
+from txstream.simulation.chances import Chances, Played, Step, Written
+from txstream.simulation.program import Program
+from txstream.simulation.runs import Hunt, replay, run_schedules
+from txstream.simulation.schedules import Schedule, outcome, shrunk
+from txstream.simulation.world import FAULTS, World, run_without_faults
 from txstream.testing import SimulationError, simulate
-from txstream.testing.simulation.chances import Chances, Played, Step, Written
-from txstream.testing.simulation.program import Program
-from txstream.testing.simulation.runs import Hunt, replay, run_schedules
-from txstream.testing.simulation.schedules import Schedule, outcome, shrunk
-from txstream.testing.simulation.world import FAULTS, World, run_without_faults
 
 
 def words_in(lines: Any) -> dict[tuple[str], tuple[int]]:

@@ -22,8 +22,8 @@ from txstream.api.tuples import Chunk, Tuple
 from txstream.batch_metas import BatchMetas
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.batch.recorded_calls import Call, CallKind, recorded
+from txstream.engine.local_runner import InProcessRunner
 from txstream.testing.calls import CallFile, CallList
-from txstream.testing.inprocess import InProcessRunner
 
 
 class Chunky(BatchBolt):

@@ -176,7 +176,7 @@ COMMIT = (
     Guard(
         "5.3",
         "a commit does not end before every share is written",
-        "txstream/engine/commit/shares.py",
+        "txstream/engine/batch/shares.py",
         '        if "failure" in document:\n            raise',
         '        if "failure" in document:\n            rows.append(0)\n            continue\n'
         '        if "failure" in document:\n            raise',

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from txstream.compare.report import Tables
     from txstream.compare.run import Outcome
     from txstream.compare.schedule import Fault
-    from txstream.compare.variant import Positions
     from txstream.settings import Settings
+    from txstream.variant import Positions
 
 SEMANTICS = ("opaque", "transactional", "non-transactional")
 _EXACT = ("opaque", "transactional")  # must be exact, whatever happens
@@ -230,10 +230,10 @@ def _play(
     here: Comparison, topology: Topology, name: str, end: Positions, faults: tuple[Fault, ...]
 ) -> Outcome:
     from txstream.compare.run import play, removed
-    from txstream.compare.variant import under_own_names, with_batches_of
+    from txstream.variant import under_own_names, with_batches_of
 
     # It warns of calls that Python cannot end; here these only read.
-    logging.getLogger("txstream.testing.inprocess").setLevel(logging.ERROR)
+    logging.getLogger("txstream.engine.local_runner").setLevel(logging.ERROR)
     prefix = f"compare_{name.replace('-', '_')}_"
     own = under_own_names(topology, f"compare-{name}", prefix)
     own = with_batches_of(own, math.ceil(here.records / _BATCHES))

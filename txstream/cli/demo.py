@@ -243,7 +243,7 @@ def _environment(here: Demo) -> dict[str, str]:
 def _run_and_be_killed(here: Demo) -> Mapping[str, Any]:
     """Do the first run, which SIGKILLs itself after a commit. Return where."""
     from txstream.cli.demo_driver import run_driver
-    from txstream.testing.faults import FAULT_LOG_VARIABLE, FAULT_VARIABLE
+    from txstream.cli.faults import FAULT_LOG_VARIABLE, FAULT_VARIABLE
 
     # A run without a ledger counts a batch twice if it dies between the SQL commit and storing its progress.
     point = "after-commit:1" if here.semantics == "non-transactional" else "after-advance:1+open"

@@ -30,9 +30,9 @@ from txstream.wording import counted, in_order
 
 if TYPE_CHECKING:
     from txstream.embedded import EmbeddedKafka
-    from txstream.engine.report import RunReport
     from txstream.engine.run import RunningTopology
     from txstream.inspect.records import Batch, BatchDetails
+    from txstream.report import RunReport
     from txstream.settings import Settings
 
 PARTITIONS = 16
@@ -112,8 +112,8 @@ def _started(cli: Cli, given: Settings, *, injected: bool) -> Iterator[tuple[Set
 
 def _play(here: Demo, kafka: EmbeddedKafka | None) -> Played:
     """Play one run, with the outage in it. Without brokers that may be killed the outage is injected."""
+    from txstream.cli.outage import Outage, outage_topology
     from txstream.engine.run import start
-    from txstream.testing.outage import Outage, outage_topology
 
     say = here.cli.say
     with tempfile.TemporaryDirectory(prefix="txstream-demo-") as folder:

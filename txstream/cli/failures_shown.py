@@ -11,7 +11,7 @@ from txstream.cli.context import Cli
 from txstream.cli.databases import open_zookeeper
 from txstream.cli.inspection import shown_attempt, shown_time
 from txstream.cli.tables import escaped
-from txstream.engine.report import shown_reasons
+from txstream.report import shown_reasons
 from txstream.wording import counted
 
 if TYPE_CHECKING:

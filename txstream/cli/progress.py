@@ -12,7 +12,7 @@ from txstream.cli.context import Cli, print_error
 from txstream.wording import counted
 
 if TYPE_CHECKING:
-    from txstream.engine.report import RunProgress
+    from txstream.report import RunProgress
 
 Show = Callable[["RunProgress"], None]
 

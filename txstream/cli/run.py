@@ -26,16 +26,16 @@ from txstream.cli.logs import library_log
 from txstream.cli.options import Factory, FactoryArguments, check_id, command
 from txstream.cli.parameters import split_pairs
 from txstream.cli.progress import Show, shown_progress
-from txstream.engine.report import shown_reasons
 from txstream.engine.spark.log import prune_logs, spark_log
 from txstream.ledger_retention import Keep
 from txstream.packaging import holds_framework
+from txstream.report import shown_reasons
 from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
-    from txstream.engine.report import RunReport
     from txstream.engine.run import RunningTopology
+    from txstream.report import RunReport
     from txstream.settings import Settings
 
 # Set by a parent process whose run must end with it, however the parent ends.
@@ -183,8 +183,8 @@ def _run(
     cli: Cli, topology: Topology, settings: Settings, until: str | None, until_txid: int | None, *, wait: bool
 ) -> tuple[RunReport | None, bool]:
     """Return the report (None if the run never came to a batch) and whether a signal ended the run."""
+    from txstream.cli.faults import from_environment
     from txstream.engine.run import start
-    from txstream.testing.faults import from_environment
 
     running = start(
         topology,

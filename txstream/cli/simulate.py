@@ -15,8 +15,8 @@ from txstream.cli.factory import load_topology, user_code_prints_to_stderr
 from txstream.cli.options import FactoryArguments, command
 
 if TYPE_CHECKING:
-    from txstream.testing.simulation.program import Program
-    from txstream.testing.simulation.report import Broken, SimulationReport
+    from txstream.simulation.program import Program
+    from txstream.simulation.report import Broken, SimulationReport
 
 _WORD_COUNT = "txstream.examples.word_count:topology"
 _LINES = ("the cat", "a dog", "the", "a cat and a dog", "the dog", "and", "a cat", "the the", "dog and cat")
@@ -81,9 +81,9 @@ def simulate(
     committed two batches, or no fault struck. A non-transactional topology does not fail: how often it was
     not exact is told.
     """
-    from txstream.testing.simulation.program import Program
-    from txstream.testing.simulation.runs import run_schedules
-    from txstream.testing.simulation.world import STEPS
+    from txstream.simulation.program import Program
+    from txstream.simulation.runs import run_schedules
+    from txstream.simulation.world import STEPS
 
     if target is None and rows is not None:
         raise UsageError("--rows are for a topology of yours; name it, as MODULE:FACTORY")
@@ -134,7 +134,7 @@ def _row(file: Path, number: int, line: str) -> Any:
 
 def _partitioned(rows: Iterable[Any], field: str) -> dict[str, list[Any]]:
     from txstream.api.stable_hash import task_of
-    from txstream.testing.simulation.source import PARTITIONS
+    from txstream.simulation.source import PARTITIONS
 
     found: dict[str, list[Any]] = {}
     for row in rows:
@@ -145,8 +145,8 @@ def _partitioned(rows: Iterable[Any], field: str) -> dict[str, list[Any]]:
 
 
 def _replay(cli: Cli, program: Program, file: Path) -> int:
-    from txstream.testing.simulation.runs import replay
-    from txstream.testing.simulation.schedules import Schedule
+    from txstream.simulation.runs import replay
+    from txstream.simulation.schedules import Schedule
 
     steps: list[str] = []
     schedule = Schedule.load(file, program.topology.id)

@@ -20,12 +20,12 @@ from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.loop.planning import GATHER_SECONDS
 from txstream.engine.loop.retry_policy import WARM_UP_SECONDS
-from txstream.engine.report import RunProgress, RunReport, shown_reasons
 from txstream.engine.spark.log import writable_spark_log
 from txstream.engine.start.driver import Driver, RunnerFactory
 from txstream.engine.start.run_services import RunServices
 from txstream.engine.tracked.driver import TrackedDriver
 from txstream.notebook import html_table
+from txstream.report import RunProgress, RunReport, shown_reasons
 from txstream.settings import Settings
 from txstream.wording import counted
 from txstream.zookeeper import WaitStoppedError

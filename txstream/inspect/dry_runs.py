@@ -225,7 +225,7 @@ def dry_runs(
 
 
 def _in_this_process(plan: ExecutionPlan) -> BatchRunner:
-    from txstream.testing.inprocess import InProcessRunner
+    from txstream.engine.local_runner import InProcessRunner
 
     return InProcessRunner(plan)
 

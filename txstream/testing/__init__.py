@@ -18,6 +18,12 @@ if TYPE_CHECKING:
         CallKind as CallKind,
     )
     from txstream.engine.fault_points import Point as Point
+    from txstream.engine.local_runner import InProcessRunner as InProcessRunner
+    from txstream.simulation.report import (
+        SimulationError as SimulationError,
+        SimulationReport as SimulationReport,
+    )
+    from txstream.simulation.runs import simulate as simulate
     from txstream.spouts.failure_markers import (
         Crash as Crash,
         CrashError as CrashError,
@@ -34,12 +40,6 @@ if TYPE_CHECKING:
     )
     from txstream.testing.clock import ManualClock as ManualClock
     from txstream.testing.control import NotReachedError as NotReachedError
-    from txstream.testing.inprocess import InProcessRunner as InProcessRunner
-    from txstream.testing.simulation.report import (
-        SimulationError as SimulationError,
-        SimulationReport as SimulationReport,
-    )
-    from txstream.testing.simulation.runs import simulate as simulate
     from txstream.testing.spout import (
         BrokenPromise as BrokenPromise,
         NotApplicableError as NotApplicableError,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from txstream.testing.topology import TopologyTest as TopologyTest
     from txstream.testing.tracked import TrackedTest as TrackedTest
 
-# The command line imports `txstream.testing.faults` and must not load an engine with it.
+# The command line imports `txstream.cli.faults` and must not load an engine with it.
 _HOMES = {
     "txstream.engine.fault_points": ("Point",),
     "txstream.engine.batch.recorded_calls": ("Call", "CallKind"),
@@ -78,10 +78,10 @@ _HOMES = {
         "spout_checks",
     ),
     "txstream.testing.control": ("NotReachedError",),
-    "txstream.testing.simulation.report": ("SimulationError", "SimulationReport"),
-    "txstream.testing.simulation.runs": ("simulate",),
+    "txstream.simulation.report": ("SimulationError", "SimulationReport"),
+    "txstream.simulation.runs": ("simulate",),
     "txstream.spouts.failure_markers": ("Crash", "CrashError", "Fail", "Marker"),
-    "txstream.testing.inprocess": ("InProcessRunner",),
+    "txstream.engine.local_runner": ("InProcessRunner",),
     "txstream.testing.state": (
         "StateCheck",
         "StateConformanceError",

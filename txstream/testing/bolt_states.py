@@ -14,9 +14,9 @@ from txstream.api.bolts import BatchBolt, Bolt
 from txstream.api.errors import StateValueError, TopologyError, UsageError
 from txstream.api.reducers import Put
 from txstream.api.state import SqlState
-from txstream.engine.batch.state_cells import Cells, UnfitCellError
-from txstream.engine.commit.bindings import StateBinding
-from txstream.engine.commit.worker_databases import OpenStores, StorePlace
+from txstream.engine.states.bindings import StateBinding
+from txstream.engine.states.state_cells import Cells, UnfitCellError
+from txstream.engine.states.worker_databases import OpenStores, StorePlace
 from txstream.semantics import Semantics
 from txstream.transaction import TransactionAttempt, Txid
 

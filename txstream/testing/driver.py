@@ -22,6 +22,7 @@ from txstream.engine.batch.recorded_calls import CallSink, recorded
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.commit.committer import StateTarget, merged_deltas, state_committers
 from txstream.engine.fault_points import Point, PointListener, nobody_listens
+from txstream.engine.local_runner import InProcessRunner
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.start.driver import Driver
 from txstream.settings import Settings
@@ -29,7 +30,6 @@ from txstream.spouts.failure_markers import CrashError
 from txstream.state import StateBackend
 from txstream.testing.attempts import Attempt, AttemptState, History
 from txstream.testing.clock import ManualClock
-from txstream.testing.inprocess import InProcessRunner
 from txstream.testing.services import MemoryServices
 from txstream.testing.stepping import SteppedWorkers
 from txstream.transaction import TransactionAttempt, Txid

@@ -18,10 +18,10 @@ from txstream.api.tracked_builder import TopologyBuilder, TrackedTopology
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner_contract import Emitted, FedRunner
+from txstream.engine.local_runner import InProcessRunner
 from txstream.engine.tracked.loop import TrackedLoop
 from txstream.settings import Settings
 from txstream.testing.clock import ManualClock
-from txstream.testing.inprocess import InProcessRunner
 from txstream.testing.topology import TopologyTest
 from txstream.transaction import Epoch
 

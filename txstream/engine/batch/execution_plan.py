@@ -29,7 +29,7 @@ from txstream.api.spouts import PartitionedSpout, SpoutContext
 from txstream.api.topology import Component, Topology
 from txstream.api.tracked_builder import TrackedTopology
 from txstream.batch_metas import MetaCodec
-from txstream.engine.commit.bindings import Bindings
+from txstream.engine.states.bindings import Bindings
 
 
 class Edge(Enum):

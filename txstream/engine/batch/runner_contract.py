@@ -17,7 +17,7 @@ from txstream.placement import TaskPlace
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
-    from txstream.engine.commit.shares import StateWrite
+    from txstream.engine.batch.shares import StateWrite
 
 
 class Emitted(NamedTuple):

@@ -29,14 +29,14 @@ from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan
 from txstream.engine.batch.executor_failures import CrashError, Failure, describe
 from txstream.engine.batch.layout import Layout, Stage
 from txstream.engine.batch.messages import Parcel, Tracked, WorkOrder
+from txstream.engine.batch.state_tasks import TaskStates
 from txstream.engine.batch.worker_process import WorkerProcess
-from txstream.engine.commit.state_tasks import TaskStates
 from txstream.placement import TaskPlace
 from txstream.transaction import TransactionAttempt
 from txstream.wording import counted
 
 if TYPE_CHECKING:
-    from txstream.engine.tracked.tasks import TrackedTask
+    from txstream.engine.batch.tracked_tasks import TrackedTask
 
 
 class TaskFailedError(Exception):

@@ -21,15 +21,15 @@ from txstream.api.bolts import Bolt, WorkerContext
 from txstream.api.spouts import PartitionEmitter
 from txstream.batch_metas import MetaCodec
 from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan
-from txstream.engine.commit.state_cache import StateCache
-from txstream.engine.commit.worker_databases import OpenStores
+from txstream.engine.states.state_cache import StateCache
+from txstream.engine.states.worker_databases import OpenStores
 
 if TYPE_CHECKING:
     from txstream.engine.batch.collector import Collector, Send
     from txstream.engine.batch.layout import Stage
     from txstream.engine.batch.messages import WorkOrder
-    from txstream.engine.commit.task_map_state import TaskMapState
-    from txstream.engine.tracked.tasks import TaskTracking, TrackedTask
+    from txstream.engine.batch.tracked_tasks import TaskTracking, TrackedTask
+    from txstream.engine.states.task_map_state import TaskMapState
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class WorkerProcess:
         """What keeps the trees of tuples in a Spark task; None if they are not tracked."""
         if not self.plan.tracks:
             return None
-        from txstream.engine.tracked.tasks import TaskTracking
+        from txstream.engine.batch.tracked_tasks import TaskTracking
 
         run = int(self.plan.run_id, 16)
         return TaskTracking([run, order.attempt.attempt, stage.position, spark_task])
@@ -90,7 +90,7 @@ class WorkerProcess:
         if not self.plan.fed:
             return None
         # Imported only here: a transactional topology does without it.
-        from txstream.engine.tracked.tasks import TrackedTask
+        from txstream.engine.batch.tracked_tasks import TrackedTask
 
         return TrackedTask(spec, task, send, tracks=self.plan.tracks)
 

@@ -28,7 +28,7 @@ from txstream.api.errors import BatchFailedError, FencedError, ServiceUnavailabl
 from txstream.api.topology import Topology
 from txstream.digests import TableDigest, digest_of
 from txstream.engine.batch.runner_contract import BatchResult
-from txstream.engine.commit.shares import StateWrite, TableDeltas
+from txstream.engine.batch.shares import StateWrite, TableDeltas
 from txstream.engine.commit.state_targets import StateTarget, state_targets
 from txstream.engine.fault_points import Point
 from txstream.folding import new_fold

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -14,9 +14,10 @@ from sqlalchemy.exc import ArgumentError
 from txstream.api.bolts import StateCommitter
 from txstream.api.errors import TopologyError
 from txstream.api.reducers import Put
-from txstream.api.topology import StateUse, Topology
-from txstream.engine.commit.shares import TableDeltas
-from txstream.engine.commit.worker_databases import StorePlace
+from txstream.api.topology import Component, StateUse, Topology
+from txstream.engine.batch.shares import TableDeltas
+from txstream.engine.states.bindings import Bindings, StateBinding
+from txstream.engine.states.worker_databases import StorePlace
 from txstream.state import StateBackend, TableSpec, TopologyStates, place_of
 
 DEFAULT_CONNECT_TIMEOUT_SECONDS = 10.0
@@ -133,6 +134,42 @@ def state_targets(
             )
         shown.add(url)
     return targets
+
+
+def map_bindings(topology: Topology, uuid: str, targets: Sequence[StateTarget]) -> Bindings:
+    """Return the bindings of a topology's map states, on the driver. `targets` are its databases. Raises
+    ValueError when a table is in none of them, or in one that executors cannot open."""
+    bindings: dict[str, dict[str, StateBinding]] = {}
+    for use in topology.map_states:
+        target, spec = _home(use, targets)
+        if target.place is None:
+            raise ValueError(
+                f"the database of table {use.state.table!r} has no place that executors can open"
+            )
+        bindings.setdefault(use.component, {})[use.name] = StateBinding(
+            place=target.place,
+            topology=topology.id,
+            uuid=uuid,
+            state=spec.state,
+            table_semantics=spec.semantics,
+            semantics=topology.semantics,
+            reducers=spec.reducers,
+            grouped_by=_grouped_by(topology.component(use.component)),
+        )
+    return bindings
+
+
+def _grouped_by(component: Component) -> tuple[str, ...] | None:
+    """`build` requires that inputs of several tasks are grouped alike: by fields of the key, or globally."""
+    return None if component.tasks == 1 else component.inputs[0].fields
+
+
+def _home(use: StateUse, targets: Sequence[StateTarget]) -> tuple[StateTarget, TableSpec]:
+    for target in targets:
+        for spec, component in zip(target.tables, target.components, strict=True):
+            if component == use.component and spec.state is use.state:
+                return target, spec
+    raise ValueError(f"none of the databases has table {use.state.table!r} of component {use.component!r}")
 
 
 def _meaning(url: str) -> object:

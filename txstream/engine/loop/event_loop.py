@@ -28,9 +28,9 @@ from txstream.coordinator import (
     shown,
 )
 from txstream.engine.batch.runner_contract import BatchRunner
-from txstream.engine.commit.commit_phase import CommitPhase
 from txstream.engine.commit.committer import Committer
 from txstream.engine.fault_points import Point, PointListener, nobody_listens
+from txstream.engine.loop.commit_phase import CommitPhase
 from txstream.engine.loop.failed_attempts import FailedAttempts
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
@@ -42,7 +42,7 @@ from txstream.engine.loop.planning import Planning
 from txstream.engine.loop.processing import Processing
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Event, Lane, Workers
-from txstream.engine.report import BatchTiming, Statistics
+from txstream.report import BatchTiming, Statistics
 from txstream.transaction import TransactionAttempt, Txid
 from txstream.zookeeper import ProgressStore
 

@@ -25,8 +25,8 @@ from txstream.engine.loop.retry_policy import (
 )
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Lane
-from txstream.engine.report import Statistics
 from txstream.failing_batch import FailingBatch
+from txstream.report import Statistics
 from txstream.semantics import Semantics
 from txstream.transaction import TransactionAttempt, Txid
 from txstream.zookeeper import ProgressStore

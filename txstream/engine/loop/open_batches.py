@@ -8,7 +8,7 @@ from txstream.coordinator import Command, Coordinator, EmitBatch
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.fault_points import Point
 from txstream.engine.loop.workers import Workers
-from txstream.engine.report import BatchTiming
+from txstream.report import BatchTiming
 from txstream.transaction import TransactionAttempt, Txid
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.planning import Planning
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Lane
-from txstream.engine.report import Statistics
+from txstream.report import Statistics
 from txstream.transaction import TransactionAttempt, Txid
 
 log = logging.getLogger(__name__)

@@ -28,12 +28,7 @@ from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import Layout, Stage, lay_out
 from txstream.engine.batch.messages import ANSWER, DRIVER, PYTHON, Answer, Element, WorkOrder
 from txstream.engine.batch.runner_contract import NOTHING, BatchResult
-from txstream.engine.batch.sizing import RecordCost, work_order
-from txstream.engine.batch.task_answers import collect_result, open_answers
-from txstream.engine.batch.task_tree import task_tree
-from txstream.engine.batch.worker import run_first_stage, run_later_stage
-from txstream.engine.batch.worker_process import worker_process
-from txstream.engine.commit.shares import (
+from txstream.engine.batch.shares import (
     Message,
     StateWrite,
     cut_all,
@@ -41,6 +36,11 @@ from txstream.engine.commit.shares import (
     rows_written,
     write_share,
 )
+from txstream.engine.batch.sizing import RecordCost, work_order
+from txstream.engine.batch.task_answers import collect_result, open_answers
+from txstream.engine.batch.task_tree import task_tree
+from txstream.engine.batch.worker import run_first_stage, run_later_stage
+from txstream.engine.batch.worker_process import worker_process
 from txstream.engine.spark.dataframes import Sessions, check_dataframes, compute
 from txstream.engine.spark.errors import spark_error
 from txstream.engine.spark.executor import current_order, shipped_plan

@@ -22,8 +22,8 @@ from txstream.api.topology import Topology
 from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner_contract import BatchRunner
-from txstream.engine.commit.bindings import map_bindings
 from txstream.engine.commit.committer import Committer, StateTarget
+from txstream.engine.commit.state_targets import map_bindings
 from txstream.engine.fault_points import PointListener, nobody_listens
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.failing_record import name_record
@@ -31,9 +31,9 @@ from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.outages import Waiting
 from txstream.engine.loop.workers import Workers
-from txstream.engine.report import RunReport
 from txstream.engine.start.identity import check_identity
 from txstream.engine.start.takeover import Takeover, take_up
+from txstream.report import RunReport
 from txstream.state import FenceLockedError
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.zookeeper import ProgressStore, Requests

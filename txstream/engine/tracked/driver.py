@@ -29,10 +29,10 @@ from txstream.engine.batch.runner_contract import BatchResult, FedRunner
 from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.loop.retry_policy import BACKOFF_FIRST_SECONDS, BACKOFF_LONGEST_SECONDS
 from txstream.engine.loop.workers import Lane
-from txstream.engine.report import RunProgress, TreeCounts
 from txstream.engine.start.run_services import RunServices
 from txstream.engine.tracked.loop import Cut, TrackedLoop
 from txstream.engine.tracked.report import Meter, TrackedReport, report_of
+from txstream.report import RunProgress, TreeCounts
 from txstream.semantics import Semantics
 from txstream.transaction import Epoch
 from txstream.zookeeper import Identity, Kind, ProgressStore, Request, Requests

@@ -24,11 +24,11 @@ from txstream.acker.ledger import DEFAULT_BUCKETS, Ended, Tasks, Trees
 from txstream.api.errors import BatchTimeoutError
 from txstream.api.spouts import SpoutContext
 from txstream.api.tracked_builder import TrackedTopology
+from txstream.engine.batch.anchors import AckLog
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.messages import WorkOrder
 from txstream.engine.batch.runner_contract import BatchResult, FedRunner
 from txstream.engine.loop.retry_policy import AttemptTime, Verdict, judge, reason_of
-from txstream.engine.tracked.anchors import AckLog
 from txstream.engine.tracked.outlet import Outlet
 from txstream.engine.tracked.spouts import SpoutTask
 from txstream.transaction import AttemptSequence, Epoch, TransactionAttempt, Txid

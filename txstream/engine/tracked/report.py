@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from txstream.engine.report import RunReport
+from txstream.report import RunReport
 from txstream.wording import counted
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from txstream.api.errors import BoltError, TopologyError, TxstreamError
 from txstream.api.spouts import SpoutContext
 from txstream.api.tracked import MessageId, Spout
 from txstream.api.tuples import DEFAULT_STREAM
+from txstream.engine.batch.anchors import single_roots, with_roots
 from txstream.engine.batch.collector import Collector
 from txstream.engine.batch.execution_plan import BoltSpec
 from txstream.engine.batch.executor_failures import describe
-from txstream.engine.tracked.anchors import single_roots, with_roots
 from txstream.engine.tracked.outlet import Emission, Outlet, SentTo
 
 _NEVER = np.inf

@@ -29,12 +29,7 @@ from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import Layout, Stage, lay_out
 from txstream.engine.batch.messages import ANSWER, DRIVER, PYTHON, Element, WorkOrder
 from txstream.engine.batch.runner_contract import NOTHING, BatchResult
-from txstream.engine.batch.sizing import work_order
-from txstream.engine.batch.task_answers import collect_result, open_answers
-from txstream.engine.batch.task_tree import task_tree
-from txstream.engine.batch.worker import run_first_stage, run_later_stage
-from txstream.engine.batch.worker_process import WorkerProcess
-from txstream.engine.commit.shares import (
+from txstream.engine.batch.shares import (
     Message,
     StateWrite,
     cut_all,
@@ -42,6 +37,11 @@ from txstream.engine.commit.shares import (
     rows_written,
     write_share,
 )
+from txstream.engine.batch.sizing import work_order
+from txstream.engine.batch.task_answers import collect_result, open_answers
+from txstream.engine.batch.task_tree import task_tree
+from txstream.engine.batch.worker import run_first_stage, run_later_stage
+from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.transaction import TransactionAttempt
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from txstream.api.errors import ServiceUnavailableError
 from txstream.engine.batch.executor_failures import Failure, describe
 from txstream.engine.batch.messages import pack, unpack
 from txstream.engine.batch.worker_process import WorkerProcess
-from txstream.engine.commit.worker_databases import StorePlace
+from txstream.engine.states.worker_databases import StorePlace
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:

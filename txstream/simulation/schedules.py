@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from txstream.api.errors import UsageError
-from txstream.testing.plain_fold import Tables
-from txstream.testing.simulation.chances import Chances, Played, Step, Written
-from txstream.testing.simulation.program import Program
-from txstream.testing.simulation.truth import Truth
-from txstream.testing.simulation.world import STEPS, World
+from txstream.simulation.chances import Chances, Played, Step, Written
+from txstream.simulation.plain_fold import Tables
+from txstream.simulation.program import Program
+from txstream.simulation.truth import Truth
+from txstream.simulation.world import STEPS, World
 
 FORMAT = 1
 _SHRINK_SECONDS = 20.0

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from txstream.api.errors import TxstreamError
 from txstream.api.topology import Topology
-from txstream.testing.plain_fold import Batch, Emitted, Inboxes, PlainFold, Runner, Spec, Tables, equal
+from txstream.simulation.plain_fold import Batch, Emitted, Inboxes, PlainFold, Runner, Spec, Tables, equal
 
 _MOST_ROWS = 100
 """So many rows come alone, and ten times as many together."""

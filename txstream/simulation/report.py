@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from txstream.api.errors import TxstreamError
-from txstream.testing.simulation.schedules import Schedule
-from txstream.testing.simulation.world import World
+from txstream.simulation.schedules import Schedule
+from txstream.simulation.world import World
 from txstream.wording import counted
 
 _LEAST = 3

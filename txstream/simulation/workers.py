@@ -13,7 +13,7 @@ from txstream.engine.loop.workers import Event, Lane, Timer
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
-    from txstream.testing.simulation.driver import Driver
+    from txstream.simulation.driver import Driver
 
 _MOST_AT_ONCE = 3
 

@@ -27,16 +27,16 @@ from txstream.engine.loop.workers import Workers
 from txstream.engine.start import driver as product
 from txstream.engine.start.driver import Services
 from txstream.engine.start.takeover import Takeover
+from txstream.simulation.program import Program
+from txstream.simulation.source import LogCoordinator
+from txstream.simulation.tasks import Runner
+from txstream.simulation.workers import SeededWorkers
 from txstream.state import FenceLockedError
-from txstream.testing.simulation.program import Program
-from txstream.testing.simulation.source import LogCoordinator
-from txstream.testing.simulation.tasks import Runner
-from txstream.testing.simulation.workers import SeededWorkers
 from txstream.transaction import Epoch, TransactionAttempt, Txid
 from txstream.zookeeper import LostAnswerError, MemoryProgress, Requests
 
 if TYPE_CHECKING:
-    from txstream.testing.simulation.world import World
+    from txstream.simulation.world import World
 
 
 class UnexplainedError(TxstreamError):

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from txstream.api.errors import UsageError
 from txstream.api.topology import Topology
 from txstream.semantics import Semantics
-from txstream.testing.determinism import NotDeterministicError, check_determinism
-from txstream.testing.simulation.program import Program
-from txstream.testing.simulation.report import Broken, NothingShownError, SimulationError, SimulationReport
-from txstream.testing.simulation.schedules import Schedule, outcome, shrunk
-from txstream.testing.simulation.world import ON_SQLITE, STEPS, truth_of
+from txstream.simulation.determinism import NotDeterministicError, check_determinism
+from txstream.simulation.program import Program
+from txstream.simulation.report import Broken, NothingShownError, SimulationError, SimulationReport
+from txstream.simulation.schedules import Schedule, outcome, shrunk
+from txstream.simulation.world import ON_SQLITE, STEPS, truth_of
 
 Told = Callable[[SimulationReport], None]
 

@@ -18,18 +18,18 @@ from txstream.api.topology import CommitChoice
 from txstream.batch_metas import BatchMetas
 from txstream.engine.start.identity import claim_identity
 from txstream.semantics import Semantics
+from txstream.simulation import sqlite
+from txstream.simulation.chances import Chances, Played, Step
+from txstream.simulation.driver import Actor, Driver
+from txstream.simulation.plain_fold import Tables, difference, equal
+from txstream.simulation.program import Begun, Program
+from txstream.simulation.source import Log
+from txstream.simulation.stores import Server, copied
+from txstream.simulation.tasks import Task, Tasks
+from txstream.simulation.truth import Ranges, Truth
 from txstream.state import StateBackend
 from txstream.state.records import COMMITTED, BatchRecord
 from txstream.state.store.layout import Overlay
-from txstream.testing.plain_fold import Tables, difference, equal
-from txstream.testing.simulation import sqlite
-from txstream.testing.simulation.chances import Chances, Played, Step
-from txstream.testing.simulation.driver import Actor, Driver
-from txstream.testing.simulation.program import Begun, Program
-from txstream.testing.simulation.source import Log
-from txstream.testing.simulation.stores import Server, copied
-from txstream.testing.simulation.tasks import Task, Tasks
-from txstream.testing.simulation.truth import Ranges, Truth
 from txstream.zookeeper import MemoryTree
 from txstream.zookeeper.tree import Node
 

@@ -17,10 +17,10 @@ from txstream.api.errors import ServiceUnavailableError
 from txstream.digests import TableDigest, digest_of
 from txstream.engine.batch.execution_plan import BoltSpec
 from txstream.engine.batch.worker_process import WorkerProcess
-from txstream.engine.commit.bindings import StateBinding
-from txstream.engine.commit.state_cache import StateCache
-from txstream.engine.commit.task_map_state import Load, Ownership, TaskMapState
-from txstream.engine.commit.worker_databases import StorePlace
+from txstream.engine.states.bindings import StateBinding
+from txstream.engine.states.state_cache import StateCache
+from txstream.engine.states.task_map_state import Load, Ownership, TaskMapState
+from txstream.engine.states.worker_databases import StorePlace
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:

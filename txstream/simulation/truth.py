@@ -12,8 +12,8 @@ from typing import Any
 from txstream.api.errors import UsageError
 from txstream.api.topology import Topology
 from txstream.semantics import Semantics
-from txstream.testing.plain_fold import Batch, Tables, difference, equal, plain_fold
-from txstream.testing.simulation.source import Rows
+from txstream.simulation.plain_fold import Batch, Tables, difference, equal, plain_fold
+from txstream.simulation.source import Rows
 
 Ranges = Mapping[str, tuple[int, int]]
 """The rows of a batch: from and to, by partition."""

@@ -25,7 +25,7 @@ from txstream.transaction import TransactionAttempt
 from txstream.wording import a
 
 if TYPE_CHECKING:
-    from txstream.testing.simulation.driver import Driver
+    from txstream.simulation.driver import Driver
 
 PARTITIONS = 3
 """The number of partitions that a list of rows is dealt over."""

@@ -25,19 +25,19 @@ from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import Layout, Stage
 from txstream.engine.batch.messages import ANSWER, PYTHON, Element, WorkOrder
 from txstream.engine.batch.runner_contract import BatchResult
+from txstream.engine.batch.shares import StateWrite, cut
 from txstream.engine.batch.worker import run_later_stage
 from txstream.engine.batch.worker_process import WorkerProcess
-from txstream.engine.commit.shares import StateWrite, cut
-from txstream.engine.commit.worker_databases import StorePlace
+from txstream.engine.local_runner import InProcessRunner
+from txstream.engine.states.worker_databases import StorePlace
+from txstream.simulation.determinism import NotDeterministicError
+from txstream.simulation.source import LogEmitter
 from txstream.state import StateBackend
-from txstream.testing.determinism import NotDeterministicError
-from txstream.testing.inprocess import InProcessRunner
-from txstream.testing.simulation.source import LogEmitter
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
-    from txstream.testing.simulation.driver import Driver
-    from txstream.testing.simulation.world import World
+    from txstream.simulation.driver import Driver
+    from txstream.simulation.world import World
 
 T = TypeVar("T")
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from txstream.notebook import html_table
-from txstream.placement import Assignment
+from txstream.placement import Assignment, TaskPlace
 from txstream.transaction import TransactionAttempt, Txid
 from txstream.wording import counted
-
-if TYPE_CHECKING:
-    from txstream.engine.batch.runner_contract import BatchResult
 
 _KEPT_TIMINGS = 10_000
 
@@ -155,7 +152,6 @@ class Statistics:
         self.first_txid = self.first_txid or timing.txid
         self.recovered_batches += is_recovered
 
-    def saw(self, attempt: TransactionAttempt, *results: BatchResult) -> None:
+    def saw(self, attempt: TransactionAttempt, places: Sequence[TaskPlace]) -> None:
         """Remember where the tasks of a committed attempt ran."""
-        places = tuple(place for result in results for place in result.places)
-        self.assignment = Assignment(attempt.txid, attempt.attempt, datetime.now(UTC), places)
+        self.assignment = Assignment(attempt.txid, attempt.attempt, datetime.now(UTC), tuple(places))

@@ -20,13 +20,13 @@ from sqlalchemy import Connection, event
 
 from txstream.api.errors import ServiceUnavailableError
 from txstream.semantics import Semantics
+from txstream.simulation.stores import Client, with_late_calls
 from txstream.state import AnswerLostError, TableSpec, TopologyStates
 from txstream.state.sql.database import StateDatabase
 from txstream.state.sql.sessions import Sessions
-from txstream.testing.simulation.stores import Client, with_late_calls
 
 if TYPE_CHECKING:
-    from txstream.testing.simulation.world import World
+    from txstream.simulation.world import World
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.commit.committer import Committer, StateDeltas
-from txstream.testing.determinism import NotDeterministicError
+from txstream.simulation.determinism import NotDeterministicError
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from txstream.state.store.layout import Overlay, Spaces, Transaction
 from txstream.state.store.merging import Key
 
 if TYPE_CHECKING:
-    from txstream.testing.simulation.world import World
+    from txstream.simulation.world import World
 
 _LATE = ("commit", "begin_commit", "write", "end_commit")
 

@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from txstream.api.errors import UsageError
 from txstream.api.tuples import DEFAULT_STREAM, Chunk, Tuple
-from txstream.engine.batch.messages import Tracked
-from txstream.engine.tracked.anchors import (
+from txstream.engine.batch.anchors import (
     ACKED,
     FAILED,
     OPEN,
@@ -28,6 +27,7 @@ from txstream.engine.tracked.anchors import (
     flattened,
     open_chunk,
 )
+from txstream.engine.batch.messages import Tracked
 from txstream.wording import storable
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from typing import Any
 from txstream.batch_metas import MetaCodec
 from txstream.coordinator import EmitCommit
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
+from txstream.engine.batch.shares import StateWrite
 from txstream.engine.commit.committer import Committer, ProcessedBatch
-from txstream.engine.commit.shares import StateWrite
 from txstream.engine.fault_points import Point
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.workers import Lane
-from txstream.engine.report import Statistics
+from txstream.report import Statistics
 from txstream.transaction import TransactionAttempt
 
 
@@ -138,7 +138,7 @@ class CommitPhase:
 
         def done(merged_seconds: float) -> None:
             timing.commit_seconds = time.perf_counter() - started - merged_seconds
-            self._statistics.saw(attempt, batch.result, finished)
+            self._statistics.saw(attempt, [*batch.result.places, *finished.places])
             self._batches.carry_out(self._batches.coordinator.ack(attempt))
 
         self._submit(attempt, work, done)

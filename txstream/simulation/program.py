@@ -13,14 +13,14 @@ from txstream.api.spouts import SpoutContext
 from txstream.api.state import SqlState
 from txstream.api.topology import CommitChoice, Topology
 from txstream.batch_metas import MetaCodec
-from txstream.compare.variant import with_states
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.commit.state_targets import StateTarget, state_targets
+from txstream.simulation.known import Memo, Results, committer_with
+from txstream.simulation.source import Rows, SimulatedSource, rows_of, to_rows
+from txstream.simulation.truth import Truth
 from txstream.spouts.memory import MemoryRange
 from txstream.state.store.layout import Spaces
-from txstream.testing.simulation.known import Memo, Results, committer_with
-from txstream.testing.simulation.source import Rows, SimulatedSource, rows_of, to_rows
-from txstream.testing.simulation.truth import Truth
+from txstream.variant import with_states
 from txstream.wording import a
 from txstream.zookeeper.tree import Node
 
