@@ -3,9 +3,9 @@ is the one that finds where each begins.
 
 Invariants:
 
-- `decode` returns what `kafka_decode_loop` would make of the same batches, or None. Whatever is not certain
-  to be right is left to the loop, which also reports what is wrong. Pieces of several partitions decoded
-  together make the same blocks as each by itself.
+- `decode` returns what kafka-python makes of the same batches, or None. Whatever is not certain to be right
+  is left to kafka-python, which also finds what is wrong. Only kafka-python looks at records outside the
+  range. Pieces of several partitions decoded together make the same blocks as each by itself.
 - A varint is read from all records together. Damaged bytes may lead to an index outside the data; then the
   last byte is read instead. This cannot go unnoticed: in the end each record must end where its length says,
   and no length may be negative except the -1 of a null.
@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from kafka.record.util import decode_varint
 
-from txstream.spouts.kafka_decode_loop import read_headers
 from txstream.spouts.kafka_record_blocks import Block, Headers, Integers, Payload, Records
 
 _RUN_WORTH_TRYING = 16
-_MOST_VARINT_BYTES = 5
+_MOST_VARINT_BYTES = 9  # 63 bits
 _MOST_DATA_BYTES = 2**31 - 1  # Arrow's offsets have 32 bits
 _SAFE_TIME = 2**62
 
@@ -50,7 +49,7 @@ class RecordBatch(NamedTuple):
 
 
 class _UnfitError(ValueError):
-    """These batches must be left to the loop."""
+    """These batches must be left to kafka-python."""
 
 
 class Piece(NamedTuple):
@@ -79,7 +78,9 @@ def _decode(data: bytes, pieces: Sequence[Piece]) -> list[Block]:
     at, counts = _record_starts(data, octets, pieces)
     length, at = _varints(octets, at)
     stops = at + length
-    time_deltas, at = _varints(octets, at + 1)  # skips the attributes: none are defined
+    if (octets.take(at, mode="clip") > 127).any():  # attributes: none are defined
+        raise _UnfitError
+    time_deltas, at = _varints(octets, at + 1)
     offset_deltas, at = _varints(octets, at)
     if (offset_deltas < 0).any():
         raise _UnfitError
@@ -87,6 +88,7 @@ def _decode(data: bytes, pieces: Sequence[Piece]) -> list[Block]:
     (value_starts, value_lengths), at = _payload(octets, at)
     headers = _headers(data, octets, at, stops)
     offsets = np.repeat(np.array([batch.base for batch in batches], np.int64), counts) + offset_deltas
+    _refuse_foreign(batches, counts, offsets)
     timestamps = _timestamps(batches, counts, time_deltas)
     log_append = np.repeat(np.array([batch.append_time is not None for batch in batches]), counts)
     keys = Payload(data, key_starts, key_lengths)
@@ -100,8 +102,8 @@ def _decode(data: bytes, pieces: Sequence[Piece]) -> list[Block]:
         following = first + sum(counts[first_batch:following_batch])
         falling.discard(first)
         block = Block(records, first, following)
-        if not _is_all_wanted(piece) or (following > first and offsets[following - 1] >= piece.end):
-            rows = _rows_within(piece, counts[following_batch - 1], offsets[block.rows], first)
+        if not _is_all_wanted(piece):
+            rows = _rows_within(piece, offsets[block.rows], first)
             block = Block(records, rows.start, rows.stop)
         blocks.append(block)
         first, first_batch = following, following_batch
@@ -239,12 +241,37 @@ def _headers(data: bytes, octets: Octets, at: Integers, stops: Integers) -> dict
         packed = data[at[row] : stops[row]]
         headers = known.get(packed)
         if headers is None:
-            headers, behind = read_headers(packed, 0)
-            if behind != len(packed):
-                raise _UnfitError
-            known[packed] = headers
+            headers = known[packed] = _read_headers(packed)
         found[row] = headers
     return found
+
+
+def _read_headers(data: bytes) -> Headers:
+    headers: Headers = []
+    count, at = decode_varint(data, 0)
+    if count < 0:
+        raise _UnfitError
+    for _ in range(count):
+        length, at = decode_varint(data, at)
+        if length < 0:
+            raise _UnfitError
+        key = data[at : at + length]
+        at += length
+        length, at = decode_varint(data, at)
+        headers.append((key, None if length < 0 else data[at : at + length]))
+        at += max(length, 0)
+    if at != len(data):
+        raise _UnfitError
+    return headers
+
+
+def _refuse_foreign(batches: Sequence[RecordBatch], counts: Sequence[int], offsets: Integers) -> None:
+    """Raise if the last record of a batch lies behind the batch."""
+    counted = np.array(counts)
+    some = counted > 0
+    lasts = offsets[counted.cumsum()[some] - 1]
+    if (lasts >= np.array([batch.following for batch in batches])[some]).any():
+        raise _UnfitError
 
 
 def _timestamps(batches: Sequence[RecordBatch], counts: Sequence[int], deltas: Integers) -> Integers:
@@ -263,16 +290,11 @@ def _is_all_wanted(piece: Piece) -> bool:
     return piece.batches[0].base >= piece.start and piece.batches[-1].following <= piece.end
 
 
-def _rows_within(piece: Piece, last_count: int, offsets: Integers, first: int) -> slice:
-    """Return which rows of a piece are wanted; `first` is its first row, and its offsets must ascend. Only a
-    last batch that ends after `end` may have rows past `end`. If not all of its records were looked at, the
-    last one that was must lie past `end`."""
+def _rows_within(piece: Piece, offsets: Integers, first: int) -> slice:
+    """Return which rows of a piece are wanted; `first` is its first row, and its offsets must ascend. If not
+    all records of the last batch were looked at, the last one that was must lie past `end`."""
     last = piece.batches[-1]
     low, high = offsets.searchsorted([piece.start, piece.end]).tolist()
-    beyond = len(offsets) - high
-    if last.following <= piece.end:
-        if beyond:
-            raise _UnfitError
-    elif beyond > last_count or (not beyond and last.is_dense):
+    if high == len(offsets) and last.following > piece.end and last.is_dense:
         raise _UnfitError
     return slice(first + low, first + high)

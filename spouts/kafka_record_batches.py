@@ -9,9 +9,9 @@ Invariants:
 - Every batch's checksum is compared before its content is used.
 - Damage in one partition changes nothing in the others.
 
-Batches, also of several partitions, are decoded together if possible, otherwise record by record. A
-partition's error is always that of its first bad batch. The format is described in Kafka's documentation,
-"Record Batch" (magic 2); older formats are refused.
+Batches, also of several partitions, are decoded together if possible, otherwise record by record by
+kafka-python, which finds what is wrong. A partition's error is always that of its first bad batch. The format
+is described in Kafka's documentation, "Record Batch" (magic 2); older formats are refused.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+from kafka.errors import CorruptRecordError
+from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.util import calc_crc32c
 
 from txstream.spouts.kafka_compression import unpack
-from txstream.spouts.kafka_decode_loop import RecordLists, read_records, skip_records
 from txstream.spouts.kafka_decode_numpy import Piece, RecordBatch, decode
-from txstream.spouts.kafka_record_blocks import Block
+from txstream.spouts.kafka_record_blocks import Block, Records
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _PREFIX = struct.Struct(">qi")
@@ -168,7 +170,8 @@ def _batches(part: Fetched, read_committed: bool) -> Iterator[RecordBatch]:
             while waiting and waiting[-1].first_offset < following:
                 aborting.add(waiting.pop().producer_id)
         if attributes & _CONTROL:
-            if read_committed and _is_abort_marker(batch, base):
+            marker = RecordBatch(base, following, count, first_time, None, batch, _HEADER.size)
+            if read_committed and _is_abort_marker(marker):
                 aborting.discard(producer)
             continue
         if base >= end or (attributes & _TRANSACTIONAL and producer in aborting):
@@ -213,28 +216,43 @@ def _decode(together: Iterable[tuple[Fetched, Sequence[RecordBatch]]]) -> None:
 
 
 def _decode_one_by_one(batch: RecordBatch, start: int, end: int) -> Block:
-    body, at, count, base = bytes(batch.body), batch.records_at, batch.records, batch.base
-    found = RecordLists()
+    records = _records(batch)
+    offsets = [batch.base, *(record.offset for record in records), batch.following - 1]
+    if records and offsets != sorted(offsets):
+        raise CorruptBatchError(batch.base, f"its records have the offsets {offsets[1:-1]}")
+    wanted = [record for record in records if start <= record.offset < end]
     try:
-        if start > base and batch.is_dense:  # the number of records before the range is known: skip them
-            at = skip_records(body, at, start - base)
-            count -= start - base
-        done = read_records(body, at, count, base, batch.first_time, end - base, found)
-        if done != len(body) and batch.following <= end:
-            raise CorruptBatchError(base, f"{len(body) - done} bytes follow its last record")
-        if base < start or batch.following > end:
-            found.cut(start, end)
-        return found.block(batch.append_time)
-    except (IndexError, ValueError, OverflowError) as error:
-        raise CorruptBatchError(base, f"its records cannot be read: {error}") from error
+        return Records(
+            np.array([record.offset for record in wanted], np.int64),
+            np.array([record.timestamp for record in wanted], np.int64),
+            np.full(len(wanted), batch.append_time is not None),
+            [record.key for record in wanted],
+            [record.value for record in wanted],
+            {
+                row: [(name.encode(), value) for name, value in record.headers]
+                for row, record in enumerate(wanted)
+                if record.headers
+            },
+        ).block
+    except OverflowError as error:
+        raise CorruptBatchError(batch.base, f"its records cannot be read: {error}") from error
 
 
-def _is_abort_marker(batch: memoryview, base: int) -> bool:
-    """A control batch has one record; its key holds a version and a kind, of which 0 is an abort."""
-    marker = RecordLists()
+def _records(batch: RecordBatch) -> list[Any]:
+    """Return all records of a batch as kafka-python reads them. It is given a header of a batch that is
+    neither compressed nor of a transaction, since what that header says has been seen to."""
+    attributes, time = (0, 0) if batch.append_time is None else (_LOG_APPEND_TIME, batch.append_time)
+    last_delta = batch.following - batch.base - 1
+    header = _HEADER.pack(
+        *(batch.base, 0, -1, 2, 0, attributes, last_delta, batch.first_time, time, -1, -1, -1, batch.records)
+    )
     try:
-        read_records(bytes(batch), _HEADER.size, 1, base, 0, 1 << 62, marker)
-    except (IndexError, ValueError) as error:
-        raise CorruptBatchError(base, f"its control record cannot be read: {error}") from error
-    key = marker.keys[0]
-    return key is not None and len(key) >= 4 and key[2:4] == b"\x00\x00"
+        return list(DefaultRecordBatch(header + bytes(batch.body[batch.records_at :])))
+    except CorruptRecordError as error:
+        raise CorruptBatchError(batch.base, f"its records cannot be read: {error}") from error
+
+
+def _is_abort_marker(batch: RecordBatch) -> bool:
+    """A control batch has one record, or none after a compaction; its key holds a version and a kind, of
+    which 0 is an abort."""
+    return any(record.key is not None and record.key[2:4] == b"\x00\x00" for record in _records(batch))

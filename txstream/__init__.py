@@ -117,7 +117,6 @@ if TYPE_CHECKING:
     from txstream.spouts.memory import MemorySpout as MemorySpout
     from txstream.spouts.rate import RateSpout as RateSpout
     from txstream.spouts.redis_streams import RedisStreamSpout as RedisStreamSpout
-    from txstream.spouts.tracked_source import as_source as as_source
     from txstream.state.backend import StateBackend as StateBackend
     from txstream.state.registry import register_backend as register_backend
     from txstream.state.store.backend import StoreBackend as StoreBackend
@@ -197,7 +196,6 @@ _HOMES = {
     "txstream.spouts.memory": ("MemorySpout",),
     "txstream.spouts.rate": ("RateSpout",),
     "txstream.spouts.redis_streams": ("RedisStreamSpout",),
-    "txstream.spouts.tracked_source": ("as_source",),
     "txstream.state.backend": ("StateBackend",),
     "txstream.state.registry": ("register_backend",),
     "txstream.state.store.backend": ("StoreBackend",),

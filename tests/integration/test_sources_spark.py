@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from redis_server import RedisServer
 from support.source_runs import SourceRun, Store, counting
 
-from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
+from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.engine.spark.session import create_context
 from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.examples import batch_spout
@@ -19,8 +18,6 @@ from txstream.spouts.failure_markers import Crash, Fail
 from txstream.spouts.files import FileSpout
 from txstream.spouts.memory import MemorySpout
 from txstream.spouts.rate import RateSpout
-from txstream.spouts.redis_streams import RedisStreamSpout
-from txstream.spouts.tracked_source import as_source
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -73,15 +70,3 @@ def test_files_rates_and_batches(context: SparkContext, tmp_path: Path) -> None:
     batch_spout.add_orders(tmp_path / "orders.db", 200)
     orders = SourceRun(batch_spout.topology(str(tmp_path / "orders.db")), make_runner=make_runner).complete()
     assert orders.store_of_states.totals("city", "n") == dict.fromkeys(batch_spout.CITIES, 50)
-
-
-def test_a_spout_of_tracked_tuples(context: SparkContext, redis_server: RedisServer, unique: str) -> None:
-    with redis_server.client() as client:
-        for value in "abcabc":
-            client.xadd(unique, {"value": value})
-        spout = RedisStreamSpout(unique, "value string", url=redis_server.url, group="g")
-        topology = counting(NonTransactionalSpout(as_source(spout, batch_records=3)), max_spout_pending=1)
-        store = Store()
-        SourceRun(topology, store, until=2, make_runner=partial(SparkRunner, context)).complete()
-        assert store.totals("value", "times") == {"a": 2, "b": 2, "c": 2}
-        assert client.xpending(unique, "g")["pending"] in (0, 3)  # 3 if the run ended before their acks

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from kafka import TopicPartition
+from kafka.consumer.fetcher import Fetcher
+from kafka.protocol.consumer import IsolationLevel
 from kafka.record.default_records import DefaultRecordBatchBuilder
+from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import calc_crc32c
 
 from txstream.spouts.kafka_record_batches import Fetched, decode_records
@@ -90,3 +94,30 @@ def decode(data: bytes, start: int, end: int, columns: RecordColumns, **options:
         raise part.error
     columns.add(part.blocks, part.unpacked)
     return part.position, part.size
+
+
+def consumed(
+    data: bytes, start: int, end: int, *, aborted: list[Aborted] | None = None, read_committed: bool = True
+) -> tuple[list[Any], ...]:
+    """Return the columns that kafka-python's own consumer makes of batches that are not compressed: offsets,
+    timestamps, their types, keys, values, headers. A broker's answer begins with the batch that holds
+    `start`."""
+    while data:
+        base, length, last_delta = struct.unpack_from(">qi11xi", data)
+        if base + last_delta >= start:
+            break
+        data = data[12 + length :]
+    found = Fetcher.PartitionRecords(
+        start,
+        TopicPartition("lines", 0),
+        MemoryRecords(data),
+        isolation_level=IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED,
+        aborted_transactions=aborted,
+    )
+    rows = [
+        (one.offset, one.timestamp, one.timestamp_type, one.key, one.value, one.headers)
+        for one in found.record_iterator
+        if one.offset < end
+    ]
+    *columns, headers = zip(*rows, strict=True) if rows else [()] * 6
+    return *map(list, columns), [[(name.encode(), value) for name, value in one] for one in headers]

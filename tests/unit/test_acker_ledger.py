@@ -99,13 +99,6 @@ class Model:
                 entry.failed = True
         return self._ended()
 
-    def reset_timeout(self, roots: list[int]) -> dict[str, list[tuple[int, int]]]:
-        for number in roots:
-            entry = self.entries.get(number)
-            if entry is not None and entry.age is not None:
-                entry.age = 0
-        return {}
-
     def rotate(self) -> dict[str, list[tuple[int, int]]]:
         ended = []
         for number, entry in sorted(self.entries.items()):
@@ -134,7 +127,6 @@ steps = st.one_of(
     st.tuples(st.just("init"), with_values),
     st.tuples(st.just("ack"), with_values),
     st.tuples(st.just("fail"), bare),
-    st.tuples(st.just("reset_timeout"), bare),
     st.tuples(st.just("rotate"), st.none()),
 )
 
@@ -149,8 +141,8 @@ def test_the_ledger_answers_as_a_dict_of_sets(ackers: int, script: list[tuple[st
     for name, messages in script:
         if name == "rotate":
             assert told(ledger.rotate()) == model.rotate()
-        elif name in ("fail", "reset_timeout"):
-            assert told(getattr(ledger, name)(messages)) == getattr(model, name)(messages)
+        elif name == "fail":
+            assert told(ledger.fail(messages)) == model.fail(messages)
         else:
             numbers, values = [number for number, _ in messages], [xor(list(ids)) for _, ids in messages]
             if name == "ack":
@@ -301,15 +293,6 @@ def test_an_entry_without_init_expires_and_its_init_is_refused() -> None:
     assert not told(ledger.rotate())
     assert len(ledger) == 0
     assert told(ledger.init(root(0), 5, 3)) == {"failed": [(root(0), 3)]}
-
-
-def test_a_reset_timeout_gives_a_tree_its_whole_time_again() -> None:
-    ledger = AckLedger(buckets=2)
-    ledger.init([root(0), root(1)], [5, 6], 3)
-    ledger.rotate()
-    ledger.reset_timeout(root(1))
-    assert told(ledger.rotate()) == {"timed_out": [(root(0), 3)]}
-    assert told(ledger.rotate()) == {"timed_out": [(root(1), 3)]}
 
 
 def test_no_root_is_root_0() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from support.kafka_batches import (
+    CONTROL,
     GZIP,
     HEADER_BYTES,
     LOG_APPEND,
@@ -151,6 +152,14 @@ def test_a_producer_that_aborts_twice() -> None:
     assert (rows(columns), position) == ([(2, b"b")], 6)
 
 
+def test_a_marker_that_compaction_has_removed() -> None:
+    """Its batch is kept for a while without a record."""
+    ends = [batch(at, [], attributes=CONTROL | TRANSACTIONAL, last_delta=0, producer=7) for at in (1, 3)]
+    rest = [plain(at, b"%d" % at, attributes=TRANSACTIONAL, producer=7) for at in (0, 2)]
+    columns, position = read(rest[0] + ends[0] + rest[1] + ends[1], 0, 4, aborted=[Aborted(7, 2)])
+    assert (rows(columns), position) == ([(0, b"0")], 4)
+
+
 def test_gzip() -> None:
     columns, _ = read(plain(0, *[b"%d" % i for i in range(500)], codec=GZIP), 100, 400)
     assert rows(columns) == [(i, b"%d" % i) for i in range(100, 400)]
@@ -171,7 +180,7 @@ def test_a_flipped_bit_is_noticed_and_leaves_no_rows() -> None:
     [
         (16, ">b", 3, "format 3"),
         (57, ">i", 9, "cannot be read"),
-        (57, ">i", 1, "follow its last record"),
+        (57, ">i", 1, "unconsumed bytes"),
         (21, ">h", 5, "compression 5"),
         (21, ">h", 1, "decompressed"),
         (21, ">h", 2, "decompressed"),

@@ -61,9 +61,6 @@ class Ackers:
     def fail(self, roots: ArrayLike) -> Ended:
         return self._share(AckLedger.fail, roots)
 
-    def reset_timeout(self, roots: ArrayLike) -> Ended:
-        return self._share(AckLedger.reset_timeout, roots)
-
     def rotate(self) -> Ended:
         return self._together([ledger.rotate() for ledger in self.ledgers])
 

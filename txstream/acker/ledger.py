@@ -122,16 +122,6 @@ class AckLedger:
         """Fail these trees: a tuple of each has failed."""
         return together([self._fail(*portion) for portion in _portions(as_numbers(roots))])
 
-    def reset_timeout(self, roots: ArrayLike) -> Ended:
-        """Start these trees' time anew. This ends no tree. A root without an entry is ignored: its time has
-        not begun."""
-        slots, generations = self._read(as_numbers(roots))
-        slots = slots[generations == self._generations[slots]]
-        slots = slots[_bucket_of(self._states[slots]) != 0]
-        self._states[slots] &= _FAILED | _STARTED
-        self._states[slots] |= self._new_entry
-        return Ended()
-
     def _init(self, roots: Roots, values: Values, tasks: Tasks) -> Ended:
         slots, generations = self._read(roots)
         self._supersede(slots, generations)

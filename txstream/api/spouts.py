@@ -160,8 +160,6 @@ class PartitionedSpout(ABC, Generic[Meta]):
 
     output: str | pa.Schema
     meta_type: ClassVar[type[Any]]
-    is_replayable: ClassVar[bool] = True
-    """Whether a batch can be read again after a restart. If not, only NonTransactionalSpout takes it."""
     max_records_per_partition: int | None = None
     """The most records that a plan takes from one partition, if `limit` is not the only bound. A batch that
     takes as many was cut off there, so the next one is planned at once, without a wait for more records."""
@@ -195,11 +193,6 @@ class SourceSpout(Generic[Meta]):
             raise TopologyError(
                 f"{type(self).__name__} takes a partitioned source such as KafkaSource('lines'), "
                 f"not {type(source).__name__}"
-            )
-        if not source.is_replayable and self.semantics is not Semantics.NON_TRANSACTIONAL:
-            raise TopologyError(
-                f"{source!r} cannot read a batch again after a restart; use NonTransactionalSpout, not "
-                f"{type(self).__name__}"
             )
         if max_batch_records < 1:
             raise TopologyError(f"max_batch_records is {max_batch_records}; it must be at least 1")

@@ -78,11 +78,6 @@ def stable_hash(values: Sequence[Any]) -> int:
     return _number(hashlib.blake2b(_key_bytes(values), digest_size=8))
 
 
-def second_hash(values: Sequence[Any]) -> int:
-    """Return another 64-bit hash, as stable and independent of `stable_hash`. Raises as `stable_hash`."""
-    return _number(hashlib.blake2b(_key_bytes(values), digest_size=8, person=_SECOND))
-
-
 def task_of(values: Sequence[Any], tasks: int) -> int:
     """Return the task, 0 to `tasks` - 1, that a fields grouping sends these values to."""
     return stable_hash(values) % tasks

@@ -14,6 +14,8 @@ from txstream.inspect.databases import is_tracked, tracks_tuples
 from txstream.state.records import COMMITTED
 from txstream.wording import counted
 
+_ANSWER_SECONDS = 30.0
+
 
 def _show_committed(cli: Cli, topology_id: str, txid: int) -> bool:
     from txstream import inspect
@@ -36,14 +38,14 @@ def _show_committed(cli: Cli, topology_id: str, txid: int) -> bool:
     return True
 
 
-def show_tree(cli: Cli, topology_id: str, txid: int, timeout_seconds: float = 30.0) -> None:
+def show_tree(cli: Cli, topology_id: str, txid: int) -> None:
     """Ask the leader and print its answer; for a committed txid, print what the ledger has. Raises
     NotRunningError or UsageError for a txid that is neither open nor committed."""
     try:
         with opened(cli, topology_id) as zookeeper:
             if is_tracked(zookeeper, topology_id):
                 raise tracks_tuples(topology_id)
-            _, told = ask(zookeeper, topology_id, "tree", {"txid": txid}, timeout_seconds)
+            _, told = ask(zookeeper, topology_id, "tree", {"txid": txid}, _ANSWER_SECONDS)
     except (NotRunningError, UsageError):
         if not _show_committed(cli, topology_id, txid):
             raise
@@ -64,11 +66,11 @@ def show_tree(cli: Cli, topology_id: str, txid: int, timeout_seconds: float = 30
     cli.print_table(["component", "phase", "finished", "missing tasks"], rows)
 
 
-def show_story(cli: Cli, topology_id: str, txid: int, timeout_seconds: float = 30.0) -> None:
+def show_story(cli: Cli, topology_id: str, txid: int) -> None:
     """Ask the leader for the events and commands of a txid, and print them, the oldest first. Raises
     NotRunningError, and UsageError if its story does not reach back so far."""
     with opened(cli, topology_id) as zookeeper:
-        _, told = ask(zookeeper, topology_id, "story", {"txid": txid}, timeout_seconds)
+        _, told = ask(zookeeper, topology_id, "story", {"txid": txid}, _ANSWER_SECONDS)
     assert told is not None  # None is only for requests with `later`
     if cli.as_json:
         cli.print_json({"topology": topology_id, "txid": txid, **told})

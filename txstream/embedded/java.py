@@ -117,9 +117,8 @@ LOGGING_JARS = ("slf4j-api-*.jar", "log4j-api-*.jar", "log4j-core-*.jar", "log4j
 SMALL_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
 
 
-def java_command(java: Java, *, heap_mb: int, classpath: Sequence[str], log_config: bool = True) -> list[str]:
+def java_command(java: Java, *, heap_mb: int, classpath: Sequence[str]) -> list[str]:
     """Return the `java` command with the flags of a small server, up to and including the class path."""
-    command = [str(java.path), *SMALL_JVM, "-Xms32m", f"-Xmx{heap_mb}m"]
-    if log_config:
-        command.append(f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}")
-    return [*command, "-cp", os.pathsep.join(classpath)]
+    heap = ("-Xms32m", f"-Xmx{heap_mb}m")
+    log_config = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
+    return [str(java.path), *SMALL_JVM, *heap, log_config, "-cp", os.pathsep.join(classpath)]

@@ -259,7 +259,7 @@ class EmbeddedKafka:
         else:
             process.stop()
 
-    def start_broker(self, node: int, timeout_seconds: float = READY_SECONDS) -> None:
+    def start_broker(self, node: int) -> None:
         """Start broker `node` again, on its port and with its data. Return once it serves clients.
 
         That takes some seconds: the controller waits for the session of the broker's last run to end.
@@ -270,7 +270,7 @@ class EmbeddedKafka:
         try:
             self._wait_registered(
                 [b for b in self._brokers.values() if b.process.alive()] or [broker],
-                time.monotonic() + timeout_seconds,
+                time.monotonic() + READY_SECONDS,
             )
         except BaseException:
             broker.process.stop()

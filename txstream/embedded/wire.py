@@ -9,6 +9,8 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
+_SECONDS = 2.0
+
 
 @dataclass(frozen=True)
 class ClusterView:
@@ -18,7 +20,7 @@ class ClusterView:
     brokers: frozenset[int]
 
 
-def cluster_view(host: str, port: int, timeout_seconds: float = 2.0) -> ClusterView | None:
+def cluster_view(host: str, port: int) -> ClusterView | None:
     """Return the broker's answer to a metadata request, or None if it gives none (yet)."""
     from kafka.errors import KafkaError
     from kafka.protocol.metadata import MetadataRequest
@@ -28,7 +30,7 @@ def cluster_view(host: str, port: int, timeout_seconds: float = 2.0) -> ClusterV
     protocol = KafkaProtocol(client_id="txstream-embedded")
     protocol.send_request(request)
     try:
-        with socket.create_connection((host, port), timeout=timeout_seconds) as connection:
+        with socket.create_connection((host, port), timeout=_SECONDS) as connection:
             connection.sendall(protocol.send_bytes())
             while data := connection.recv(1 << 16):
                 for _, answer in protocol.receive_bytes(data):

@@ -455,9 +455,9 @@ class World:
         vars(self).clear()
 
 
-def run_without_faults(program: Program, *, cut: tuple[int, int] = (1, 4)) -> Tables:
+def run_without_faults(program: Program) -> Tables:
     """Return what one driver leaves in the tables when nothing goes wrong."""
-    world = World(program, Played(Step()), cut=cut)
+    world = World(program, Played(Step()))
     world.run()
     return world.tables()
 
