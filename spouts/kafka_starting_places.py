@@ -7,8 +7,8 @@ Invariants:
 - A place that a rule decides becomes the partition's first place, which the engine commits before any record
   behind it is read. A partition that cannot be asked when the topology begins is stored without a place, so
   that it is not taken for a new one later; its rule is applied when it can first be asked.
-- A topology that begins over nothing stores `NO_TOPIC_YET`, a place that no partition has: without it the next
-  driver would take topics that came meanwhile for ones that were there.
+- A topology that begins over nothing stores `NO_TOPIC_YET`, a place that no partition has: without it the
+  next driver would take topics that came meanwhile for ones that were there.
 - "latest" and a timestamp are looked up once for each partition and kept until they are committed. Otherwise
   a plan that is made again would skip whatever came in between.
 - A timestamp is looked up after the log's end. So a record that arrives in between is either found or lies
