@@ -6,8 +6,8 @@ Exit status: 0 done; 1 failed; 2 usage; 3 fenced by a newer leader.
 from __future__ import annotations
 
 import contextlib
-import gc
 import functools
+import gc
 import itertools
 import os
 import sys
