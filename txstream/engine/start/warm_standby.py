@@ -57,7 +57,7 @@ class Readiness:
                 self._ended.wait(TURN_SECONDS if self.is_ready else AWAY_SECONDS)
 
     def _take_steps(self) -> None:
-        dear = next(reversed(self._steps))
+        dear = [*self._steps][-1]
         for what, step in self._steps.items():
             if self._ended.is_set():
                 return
