@@ -163,7 +163,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         completed, missing = self._epochs.complete(planned, logs, deadline)
         if missing and not last:  # a first batch without them would decide where they begin
             return {**answer, **missing}
-        return {**answer, **missing, **completed}
+        return {**answer, **missing, **(completed or self._starts.over_nothing(last))}
 
     def unreadable(self, metas: Mapping[str, KafkaRange]) -> Mapping[str, Unavailable]:
         """Raises DataLostError when a planned range can never be read again, whatever `on_data_loss` says."""
@@ -218,6 +218,8 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             return False
         if any(self._starts.decide(name, last) for name in targets):
             return False  # the next run would begin elsewhere
+        if not targets and self._starts.over_nothing(last):
+            return False  # so would it
         if any(name in last and self._is_elsewhere(name, last[name], targets[name]) for name in targets):
             return False  # `plan` must judge it, even if the new topic is empty
         if not all(self._epochs.has(name, last[name]) for name in targets if name in last):

@@ -7,6 +7,8 @@ Invariants:
 - A place that a rule decides becomes the partition's first place, which the engine commits before any record
   behind it is read. A partition that cannot be asked when the topology begins is stored without a place, so
   that it is not taken for a new one later; its rule is applied when it can first be asked.
+- A topology that begins over nothing stores `NO_TOPIC_YET`, a place that no partition has: without it the
+  next driver would take topics that came meanwhile for ones that were there.
 - "latest" and a timestamp are looked up once for each partition and kept until they are committed. Otherwise
   a plan that is made again would skip whatever came in between.
 - A timestamp is looked up after the log's end. So a record that arrives in between is either found or lies
@@ -19,13 +21,15 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from txstream.api.spouts import Unavailable
-from txstream.spouts.kafka import UNKNOWN, KafkaRange
+from txstream.spouts.kafka import KNOWN, UNKNOWN, KafkaRange
 from txstream.spouts.kafka_arguments import ALL_OTHERS, StartingOffset, epoch_milliseconds
 from txstream.spouts.kafka_cluster_watch import ClusterView
 from txstream.spouts.kafka_log_ends import LogReader, PartitionLog
 from txstream.spouts.kafka_protocol import OffsetQuery
 
 Places = Mapping[str, KafkaRange]
+
+NO_TOPIC_YET = "(no topic yet)/0"  # a name that no topic can have
 
 
 class StartingPlaces:
@@ -50,6 +54,13 @@ class StartingPlaces:
     def decide(self, name: str, last: Places) -> bool:
         """Does a rule decide where this partition begins, rather than a place that it has or its log?"""
         return not has_place(name, last) and self._rule(name, last) != "earliest"
+
+    def over_nothing(self, last: Places) -> dict[str, KafkaRange]:
+        """Return what a plan without any range stores, so that the topology has begun; empty if it has, or if
+        its rule for "all others" says of new partitions what it says of old ones."""
+        if last or self._rules[ALL_OTHERS] == "earliest":
+            return {}
+        return {NO_TOPIC_YET: KafkaRange(0, 0, first_place=KNOWN)}
 
     def left_out(self, name: str, why: Unavailable, last: Places) -> Unavailable:
         """Return why a plan goes without a partition, with what later plans must know of it."""

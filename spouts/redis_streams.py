@@ -329,7 +329,8 @@ class RedisStreamSpout(Spout):
             if self._was_silent():
                 continue
             began, doubtful = self._clock(), self._doubtful
-            ids = [entry_id for entry_id in list(self._pending) if entry_id not in doubtful]
+            # What is acked stays pending in Redis until the next question.
+            ids = [entry for entry in [*list(self._pending), *list(self._acked)] if entry not in doubtful]
             try:
                 for start in range(0, len(ids), _MANY_TOUCHES):
                     some: list[Any] = list(ids[start : start + _MANY_TOUCHES])

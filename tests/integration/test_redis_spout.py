@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import time
+from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -176,7 +177,7 @@ def test_what_waits_in_a_live_task_is_touched_so_that_nobody_claims_it(
     redis_server: RedisServer, client: redis.Redis, unique: str
 ) -> None:
     add(client, unique, *range(5))
-    slow = OpenSpout(make(redis_server, unique, claim_idle_seconds=0.4))
+    slow = OpenSpout(make(redis_server, unique, claim_idle_seconds=4))
     ((first, _),) = slow.take(1)
     began = time.monotonic()
 
@@ -189,6 +190,31 @@ def test_what_waits_in_a_live_task_is_touched_so_that_nobody_claims_it(
     wait_until(is_touched, "all entries are touched", 10)
     slow.spout.ack(first)
     slow.close()
+
+
+def test_two_live_tasks_process_no_entry_twice(
+    redis_server: RedisServer, client: redis.Redis, unique: str
+) -> None:
+    """What waits in their buffers is older than the time after which others claim it."""
+    ids = add(client, unique, *range(800))
+    tasks = [OpenSpout(make(redis_server, unique, claim_idle_seconds=2), task=task) for task in range(2)]
+    processed: Counter[str] = Counter()
+
+    def process(most: int) -> bool:
+        for task in tasks:
+            for entry, _ in task.take(most):
+                processed[entry] += 1
+                task.spout.ack(entry)
+        return len(processed) == len(ids)
+
+    began = time.monotonic()
+    wait_until(lambda: process(1) or time.monotonic() > began + 2.5, "what waits is old", 20)
+    assert len(processed) < len(ids), "nothing waited"
+    wait_until(lambda: process(100), "all entries are processed", 20)
+    assert processed == Counter(ids)
+    for task in tasks:
+        task.close()
+    assert pending(client, unique) == 0
 
 
 def test_what_others_have_claimed_during_a_silence_is_not_processed_here(

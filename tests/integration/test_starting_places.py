@@ -27,9 +27,10 @@ from txstream import TransactionalTopologyBuilder
 SPOUTS = {"opaque": OpaqueSpout, "transactional": TransactionalSpout}
 
 
-def topology(topic, semantics, starting, second=""):
+def topology(topic, semantics, starting, second="", pattern=""):
     starting = json.loads(starting) if starting.startswith("{") else starting
-    source = KafkaSource(topic, starting_offsets=starting, partition_discovery_seconds=0.5)
+    names = {"topic_pattern": pattern} if pattern else {"topics": topic}
+    source = KafkaSource(**names, starting_offsets=starting, partition_discovery_seconds=0.5)
     builder = TransactionalTopologyBuilder(topic, "lines", SPOUTS[semantics](source))
     for name, url in {"one": None, "two": second}.items():
         if url != "":
@@ -97,14 +98,22 @@ def begin(
     *,
     two: bool = False,
     replicas: dict[int, list[int]] | None = None,
+    pattern: str | None = None,
 ) -> Begun:
-    topics.create(name, 2, replicas=replicas)
-    for partition in (0, 1):
-        topics.send(name, [b"old"] * 10, partition)
+    if pattern is None:
+        topics.create(name, 2, replicas=replicas)
+        for partition in (0, 1):
+            topics.send(name, [b"old"] * 10, partition)
     (launcher.directory / "begins.py").write_text(MODULE)
     second = f"sqlite:///{launcher.directory / 'second.db'}" if two else None
     arguments = ["run", "begins:topology", "--session-timeout", "1", "--json"]
-    given = {"topic": name, "semantics": semantics, "starting": starting, "second": second or ""}
+    given = {
+        "topic": name,
+        "semantics": semantics,
+        "starting": starting,
+        "second": second,
+        "pattern": pattern,
+    }
     for key, value in given.items():
         if value:
             arguments += ["-p", f"{key}={value}"]
@@ -173,6 +182,24 @@ def test_a_run_that_had_nothing_to_read_has_begun(launcher: Launcher, topics: To
     begun.send()
     begun.finish()
     begun.assert_counted()
+
+
+@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
+def test_a_first_run_that_found_no_topic_has_begun(
+    launcher: Launcher, topics: Topics, unique: str, semantics: str
+) -> None:
+    begun = begin(launcher, topics, unique, semantics, pattern=f"{unique}.*")
+    first = begun.start()
+    begun.wait_until_begun(first)
+    first.kill()
+    topics.create(unique, 2)
+    begun.send()
+    begun.finish()
+    begun.assert_counted()
+    program = ["--topology", "begins:topology", *begun.arguments[begun.arguments.index("-p") :]]
+    checked = begun.launcher.run("fsck", unique, *program)
+    assert (checked.status, "all is well" in checked.stdout) == (0, True), checked.stdout
+    assert begun.launcher.run("status", unique, "--json").json()["lag_records"] == 0
 
 
 @pytest.mark.parametrize("semantics", ["opaque", "transactional"])

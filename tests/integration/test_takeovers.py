@@ -30,6 +30,7 @@ from txstream.embedded import EmbeddedKafka, Services
 SEED = int(os.environ.get("TXSTREAM_KILL_SEED", random.SystemRandom().randrange(1 << 32)))
 LINES = 800
 DEADLINE_SECONDS = 120.0
+BLAME = ("broker", "the source", "waiting for partition", "go on without")
 
 # The message timeout limits how long a frozen driver's open transaction can keep its locks.
 IMPATIENT = """
@@ -120,8 +121,10 @@ def play(launcher: Launcher, name: str, how: signal.Signals, rounds: int) -> lis
             if how == signal.SIGSTOP:
                 before = drivers.everything()
                 leader.process.send_signal(signal.SIGCONT)
-                leader.wait()
+                told = leader.wait().stderr
                 assert drivers.everything() == before, "it wrote when it was woken"
+                assert "has a newer leader" in told
+                assert [line for line in told.splitlines() if any(word in line for word in BLAME)] == []
             statuses.append(leader.wait().status)
         drivers.assert_ledger()
         drivers.leader.process.send_signal(signal.SIGTERM)

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from support.kafka_topics import Topics, wait_until
 from support.runs import Launcher, RunningCommand
 from support.tracked_files import MODULE
+
+from txstream.embedded import EmbeddedKafka
 
 
 class Files:
@@ -229,6 +232,34 @@ def test_a_run_after_a_kill_waits_for_what_the_dead_member_of_the_group_has(
     ended = launcher.run(*arguments, "--until", "caught-up")
     assert ended.status == 0, ended.stderr
     assert {int(word) for word in words.read_text().split()} == set(range(6000))
+
+
+@pytest.mark.ci
+def test_a_kafka_that_is_frozen_is_waited_for_and_has_no_end_meanwhile(
+    launcher: Launcher, own_kafka: EmbeddedKafka, tmp_path: Path, unique: str
+) -> None:
+    launcher = replace(launcher.without_spark, services=replace(launcher.services, kafka=own_kafka.address))
+    (launcher.directory / "kafka_queue_words.py").write_text(_QUEUE, encoding="utf-8")
+    words, arguments = tmp_path / "words", ["run", "kafka_queue_words:topology", "--until", "caught-up"]
+    arguments += ["-p", f"topic={unique}", "-p", f"file={words}"]
+    with Topics(own_kafka.address) as topics:
+        topics.create(unique, 2)
+        for number in range(2):
+            topics.send(unique, [b"%d" % n for n in range(number, 20_000, 2)], number)
+    running = launcher.start(*arguments)
+    wait_until(words.exists, "some records are processed")
+    brokers = [psutil.Process(own_kafka.identities[node].pid) for node in own_kafka.nodes]
+    for broker in brokers:
+        broker.suspend()
+    try:
+        running.wait_for_line("an answer of Kafka about the ends")
+        assert running.process.poll() is None
+    finally:
+        for broker in brokers:
+            broker.resume()
+    ended = running.wait()
+    assert ended.status == 0, ended.stderr
+    assert {int(word) for word in words.read_text().split()} == set(range(20_000))
 
 
 def test_another_topology_may_not_take_its_id(files: Files) -> None:

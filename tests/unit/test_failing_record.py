@@ -37,7 +37,7 @@ class Source:
 
 @pytest.mark.parametrize("kind", [BoltError, StateValueError])
 def test_one_record_is_found_with_few_runs(kind: type[TxstreamError]) -> None:
-    source = Source(kind("again"), ("t/10", 137))
+    source = Source(kind("it fails"), ("t/10", 137))
     error = kind("it fails")
     name_record(error, METAS, source.process)
     assert str(error) == "it fails; the record is at offset 137 of partition t/10"
@@ -52,19 +52,19 @@ def test_the_first_of_several_records_is_named() -> None:
                 one.process(part)
 
     error = BoltError("it fails")
-    name_record(error, METAS, Either(BoltError("again"), ("t/3", 150), ("t/3", 160)).process)
+    name_record(error, METAS, Either(BoltError("it fails"), ("t/3", 150), ("t/3", 160)).process)
     assert error.record == "the record is at offset 150 of partition t/3"
 
 
 def test_records_that_fail_together_are_named_as_a_range() -> None:
     error = BoltError("it fails")
-    name_record(error, METAS, Source(BoltError("again"), ("t/3", 110), ("t/3", 160)).process)
+    name_record(error, METAS, Source(BoltError("it fails"), ("t/3", 110), ("t/3", 160)).process)
     assert str(error) == "it fails; the records were at offset 100 to 199 of partition t/3"
 
 
 def test_what_does_not_fail_alike_again_says_what_the_batch_held() -> None:
     """A commit's error, for example: a part of a batch is only processed."""
-    for other in (StateValueError("another"), RuntimeError("lost")):
+    for other in (StateValueError("another"), RuntimeError("lost"), BoltError("another")):
         error = BoltError("it fails")
         name_record(error, METAS, Source(other, ("t/3", 110)).process)  # type: ignore[arg-type]
         assert error.record is not None
@@ -72,8 +72,16 @@ def test_what_does_not_fail_alike_again_says_what_the_batch_held() -> None:
         assert error.record.endswith("t/3, 8 more partitions")
 
 
+def test_errors_are_alike_whatever_value_they_name_but_not_of_other_columns() -> None:
+    told = "txid 5 attempt 1.2, component 'store', task 1: column {!r} of table 't' got '{}', which is wrong"
+    for column, found in (("n", True), ("m", False)):
+        error = StateValueError(told.format("n", "a12"))
+        name_record(error, METAS, Source(StateValueError(told.format(column, "b")), ("t/3", 150)).process)
+        assert (error.record == "the record is at offset 150 of partition t/3") is found
+
+
 def test_nobody_waits_for_long() -> None:
-    source, now = Source(BoltError("again"), ("t/10", 137)), [0.0]
+    source, now = Source(BoltError("it fails"), ("t/10", 137)), [0.0]
 
     def process(part: BatchMetas[Any]) -> None:
         now[0] += SECONDS / 2
@@ -89,7 +97,7 @@ def test_outages_and_known_records_are_left_as_they_are() -> None:
     known = BoltError("it fails")
     known.record = "it is known"
     for error in (BatchFailedError("a broker"), known):
-        source = Source(BoltError("again"), ("t/1", 1))
+        source = Source(BoltError("it fails"), ("t/1", 1))
         name_record(error, METAS, source.process)
         assert (source.parts, " of partition" in str(error)) == (0, False)
 
@@ -98,11 +106,14 @@ def test_a_tuple_with_kafkas_columns_says_where_its_record_is() -> None:
     values = {"value": ["x" * 1000], "topic": ["t"], "partition": [3], "offset": [17]}
     (tup,) = Chunk(pa.RecordBatch.from_pydict(values), "lines", "default", 0).tuples()
     attempt = TransactionAttempt(Txid(5), AttemptId(1))
-    error = describe(ValueError("no"), "bolt", 0, tup).to_error(attempt)
+    error = describe(ValueError("no"), "bolt", 0, tup, spout="lines").to_error(attempt)
     assert str(error).endswith("...; the record is at offset 17 of partition t/3")
     assert error.record == "the record is at offset 17 of partition t/3"
     (other,) = Chunk(pa.RecordBatch.from_pydict({"offset": [1]}), "lines", "default", 0).tuples()
-    assert describe(ValueError("no"), "bolt", 0, other).to_error(attempt).record is None
+    assert describe(ValueError("no"), "bolt", 0, other, spout="lines").to_error(attempt).record is None
+    for component, stream in (("parse", "default"), ("lines", "late")):
+        (other,) = Chunk(pa.RecordBatch.from_pydict(values), component, stream, 0).tuples()
+        assert describe(ValueError("no"), "bolt", 0, other, spout="lines").to_error(attempt).record is None
 
 
 def test_halves_divide_records_and_no_bytes() -> None:

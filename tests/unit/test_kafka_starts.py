@@ -13,6 +13,7 @@ from txstream.spouts.kafka_cluster_watch import ClusterView
 from txstream.spouts.kafka_log_ends import PartitionLog
 from txstream.spouts.kafka_protocol import OffsetQuery
 from txstream.spouts.kafka_starting_places import StartingPlaces
+from txstream.spouts.kafka_topic_selection import is_topic_name
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_MS = 1_795_262_400_000
@@ -147,3 +148,16 @@ def test_a_run_that_goes_on_reads_new_partitions_from_their_beginning() -> None:
     logs = {"t/0": PartitionLog(0, 9, ""), "t/1": PartitionLog(0, 9, "")}
     assert begin.look_up(logs, VIEW, 0.0, {}) == {}
     assert starts(begin, PLACES, p1=(0, 9)) == {"t/1": 0}
+
+
+def test_a_topology_that_begins_over_nothing_has_begun() -> None:
+    begin = places({"*": "latest"}, opening=[])
+    stored = begin.over_nothing({})
+    ((name, place),) = stored.items()
+    assert not is_topic_name(name.rpartition("/")[0])
+    assert place.is_empty
+    assert place.is_first_place, "it opens a batch"
+    assert begin.over_nothing(stored) == {}
+    after_a_restart = places({"*": "latest"})
+    assert starts(after_a_restart, stored, p0=(0, 9)) == {"t/0": 0}, "it came after the topology had begun"
+    assert places({"*": "earliest"}, opening=[]).over_nothing({}) == {}

@@ -23,7 +23,8 @@ from txstream.api.errors import (
     StaleAttemptError,
     StateValueError,
 )
-from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.api.spouts import OpaqueSpout, TransactionalSpout, Unavailable
+from txstream.embedded.process import wait_until
 from txstream.engine.fault_points import WRITE_POINTS, Point
 from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.loop.retry_policy import BACKOFF_LONGEST_SECONDS, TxidFailures, Verdict, judge
@@ -377,6 +378,63 @@ def test_a_driver_that_was_frozen_says_that_it_was_succeeded_and_blames_no_broke
     with pytest.raises(FencedError, match="has a newer leader"):
         run.complete()
     assert caplog.messages == []
+
+
+def test_nor_does_it_for_a_batch_that_it_was_reading(
+    log: MemoryLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(log)
+    run = Run(world)
+
+    def thaws(attempt: TransactionAttempt, partition: str) -> None:
+        Run(world).store.claim_epoch(Epoch(0))
+        raise PartitionUnavailableError("no broker answers")
+
+    log.on_emit = thaws
+    with pytest.raises(FencedError, match="has a newer leader"):
+        run.complete()
+    assert [message for message in caplog.messages if "broker" in message] == []
+
+
+def test_nor_does_it_for_a_stored_plan_whose_partitions_it_asks_for(
+    log: MemoryLog, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(log, TransactionalSpout)
+    log.on_emit = failing_once(RuntimeError("a bug"), 1)
+    run = Run(world)
+
+    def thaws(self: MemoryCoordinator, metas: Mapping[str, Range]) -> Any:
+        Run(world).store.claim_epoch(Epoch(0))
+        return {name: Unavailable("no broker answers") for name in metas}
+
+    monkeypatch.setattr(MemoryCoordinator, "unreadable", thaws)
+    with pytest.raises(FencedError, match="has a newer leader"):
+        run.complete()
+    assert [message for message in caplog.messages if "broker" in message] == []
+
+
+def test_brokers_are_blamed_though_zookeeper_is_away_too(
+    log: MemoryLog, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, back = Run(World(log)), threading.Event()
+    verify = run.store.verify
+
+    def waits() -> None:
+        wait(back, "ZooKeeper is back")
+        verify()
+
+    def away(last: Mapping[str, Range]) -> None:
+        raise ServiceUnavailableError("no broker answers")
+
+    monkeypatch.setattr(run.store, "verify", waits)
+    log.on_plan = away
+    run.start()
+    try:
+        assert wait_until(lambda: "waiting for the source" in caplog.text, 10)
+    finally:
+        log.on_plan = None
+        back.set()
+    run.finish()
 
 
 # --- points ----------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from txstream.transaction import Txid
 if TYPE_CHECKING:
     from txstream.inspect.snapshot import Snapshot
 
-_ASK_SECONDS = 0.7  # for each of connecting and asking: a person waits
+_ASK_SECONDS = 0.5  # for each of connecting and asking: a person waits
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from txstream.api import errors
+from txstream.api.tuples import DEFAULT_STREAM
 from txstream.transaction import TransactionAttempt
 from txstream.wording import storable
 
@@ -66,8 +67,11 @@ class Failure:
         return "" if self.task is None else f", task {self.task}"
 
 
-def describe(error: BaseException, component: str, task: int | None, tup: object = None) -> Failure:
-    """Return an exception as data. Its traceback begins in the user's own code."""
+def describe(
+    error: BaseException, component: str, task: int | None, tup: object = None, *, spout: str | None = None
+) -> Failure:
+    """Return an exception as data. Its traceback begins in the user's own code. `spout` is the component
+    whose tuples may have kept where their records are."""
     place = _first_user_frame(error)
     if isinstance(error, errors.TxstreamError):
         name, message = _known_name(error), str(error)
@@ -85,7 +89,7 @@ def describe(error: BaseException, component: str, task: int | None, tup: object
         if len(shown) > _MAX_TUPLE_CHARACTERS:
             shown = shown[:_MAX_TUPLE_CHARACTERS] + "..."
         message += f", while processing {shown}"
-    kind, record = storable(f"{type(error).__name__}{place}"), _record_of(tup)
+    kind, record = storable(f"{type(error).__name__}{place}"), _record_of(tup, spout)
     if record is not None:
         message += f"; {record}"
     # Cut here already: the driver takes in what all tasks say, and puts before it who failed.
@@ -93,9 +97,12 @@ def describe(error: BaseException, component: str, task: int | None, tup: object
     return Failure(name, message, component, task, details, kind, record)
 
 
-def _record_of(tup: Any) -> str | None:
-    """Return where a tuple's record is, if the tuple has kept Kafka's columns."""
-    if not {"topic", "partition", "offset"} <= {*getattr(tup, "fields", ())}:
+def _record_of(tup: Any, spout: str | None) -> str | None:
+    """Return where a tuple's record is, if it is the spout's own and has kept Kafka's columns. A bolt's
+    fields of these names may mean anything."""
+    if tup is None or spout is None or (tup.source_component, tup.source_stream) != (spout, DEFAULT_STREAM):
+        return None
+    if not {"topic", "partition", "offset"} <= {*tup.fields}:
         return None
     return f"the record is at offset {tup['offset']} of partition {tup['topic']}/{tup['partition']}"
 

@@ -96,6 +96,7 @@ class TaskRuntime:
         self._stopwatch = stopwatch
         self._tuple: Tuple | None = None
         plan = process.plan
+        self._spout = plan.spout_id
         with self.working():
             self.bolt = spec.create()
             self._states = TaskStates(spec, task, attempt, process, committed)
@@ -197,7 +198,7 @@ class _Working:
         runtime = self._runtime
         runtime.seconds += runtime._stopwatch.stop(self._started)
         if error is not None and not isinstance(error, (TaskFailedError, CrashError)):
-            failure = describe(error, runtime.spec.id, runtime.task, runtime._tuple)
+            failure = describe(error, runtime.spec.id, runtime.task, runtime._tuple, spout=runtime._spout)
             raise TaskFailedError(failure) from error
 
 

@@ -97,7 +97,7 @@ class EventLoop:
         self._recovered = frozenset(stored_plans)
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
         self._operators = Operators(self, store, runner, waiting, steering)
-        self._unreadable = unreadable = UnreadablePartitions(self, spout, waiting, stored_plans)
+        self._unreadable = unreadable = UnreadablePartitions(self, spout, store, waiting, stored_plans)
         self.failures = FailedAttempts(
             self, topology, store, unreadable, self._operators, watcher, self.statistics, warm_up_seconds
         )

@@ -10,9 +10,10 @@ import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from txstream.api.errors import PartitionUnavailableError, StaleAttemptError
+from txstream.api.errors import PartitionUnavailableError, ServiceUnavailableError, StaleAttemptError
 from txstream.api.topology import Topology
 from txstream.engine.batch.sizing import planned_records
+from txstream.engine.loop.leadership_watch import if_leading
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.operator_requests import Operators
 from txstream.engine.loop.retry_policy import (
@@ -82,6 +83,14 @@ class FailedAttempts:
             return
         if not self._batches.is_active(attempt):
             log.debug("ignoring the failure of superseded %s: %s", attempt, error)
+            return
+        if isinstance(error, (PartitionUnavailableError, ServiceUnavailableError)):
+            if_leading(self._batches, self._store, lambda: self._judge(attempt, error, is_writing=is_writing))
+        else:
+            self._judge(attempt, error, is_writing=is_writing)
+
+    def _judge(self, attempt: TransactionAttempt, error: BaseException, *, is_writing: bool) -> None:
+        if not self._batches.is_active(attempt):
             return
         self._watcher.failed(attempt, error)
         if judge(error, is_writing=is_writing) is Verdict.FATAL:

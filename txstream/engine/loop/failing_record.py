@@ -7,6 +7,7 @@ Nothing of this is committed, and a batch that does not end the run costs nothin
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -14,6 +15,7 @@ from typing import Any
 
 from txstream.api.errors import BoltError, StateValueError, TupleError, TxstreamError
 from txstream.batch_metas import BatchMetas, halves
+from txstream.engine.loop.retry_policy import reason_of
 from txstream.wording import in_order
 
 log = logging.getLogger(__name__)
@@ -22,6 +24,8 @@ SECONDS = 20.0
 """No further part is processed after this time: the run is over, and somebody waits for its end."""
 
 _MOST_RANGES = 4
+_NAMES = re.compile(r"(?:component|table|column) '[^']*'")
+_VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
 
 
 def name_record(
@@ -55,8 +59,17 @@ def _fails_alike(
     try:
         process(BatchMetas(part))
     except Exception as other:  # noqa: BLE001 - the run ends with its own error, whatever happens here
-        return type(other) is type(error) and getattr(other, "without_data", None) == error.without_data
+        return type(other) is type(error) and _shape(other) == _shape(error)
     return False
+
+
+def _shape(error: TxstreamError) -> str:
+    """What is said of an error whichever record made it: its message without values, but with its component,
+    or with its table and column."""
+    if error.without_data is not None:
+        return error.without_data
+    named = _NAMES.findall(reason_of(error))
+    return " ".join([*named, _VALUES.sub("", reason_of(error))])
 
 
 def _told(found: Mapping[str, Any]) -> str:

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 from txstream.api.errors import FencedError, ServiceUnavailableError, SparkLostError
-from txstream.engine.loop.workers import Workers
+from txstream.engine.loop.open_batches import Batches
+from txstream.engine.loop.workers import Lane, Workers
 from txstream.zookeeper import Leadership, ProgressStore
 
 log = logging.getLogger(__name__)
 
 TURN_SECONDS = 0.5
+ANSWER_SECONDS = 3.0
+"""How long ZooKeeper may take to say who leads, before others that do not answer are blamed without it."""
 
 
 class Abortable(Protocol):
@@ -49,3 +52,27 @@ def watch_leadership(
             return
         except ServiceUnavailableError as error:
             log.info("ZooKeeper is away: %s", error)
+
+
+def if_leading(batches: Batches, store: ProgressStore, blame: Callable[[], None]) -> None:
+    """Call `blame` on the loop's thread once it is known that this driver still leads.
+
+    A driver that was frozen finds its connections dead. If it was succeeded meanwhile, that is what it says
+    (FencedError), and not that somebody else is away. ZooKeeper may be away too; then it blames the others.
+    """
+    is_told = False
+
+    def tell(_: object = None) -> None:
+        nonlocal is_told
+        if not is_told:
+            is_told = True
+            blame()
+
+    def failed(error: BaseException) -> None:
+        if isinstance(error, ServiceUnavailableError):
+            tell()
+        else:
+            batches.fail_run(error)
+
+    batches.workers.submit(Lane.WRITE, store.verify, tell, failed)
+    batches.workers.after(ANSWER_SECONDS, tell, is_deadline=True)

@@ -18,6 +18,7 @@ from txstream.api.spouts import PartitionCoordinator
 from txstream.batch_metas import BatchMetas
 from txstream.coordinator import Phase, Plan
 from txstream.engine.batch.sizing import ONE_TASK_RECORDS, planned_records
+from txstream.engine.loop.leadership_watch import if_leading
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Batches
 from txstream.engine.loop.outages import Waiting
@@ -101,19 +102,11 @@ class Planning:
             batches.workers.after(self._pace.seconds_to_wait(), lambda: batches.carry_out(coordinator.wake()))
             return
         started = time.perf_counter()
-        is_told = self._waiting.is_waiting(_SOURCE)
 
-        # A driver that was frozen finds its connections dead. If it was succeeded meanwhile, that is what it
-        # says (FencedError), and not that the source is away.
         def work() -> BatchMetas[Any] | None:
             if not plan.replay and (self._log_end.is_reached(plan.last) or not self._spout.is_ready()):
                 return None
-            try:
-                metas = BatchMetas.from_plan(plan.last, self._spout.plan(plan.last, limit))
-            except (ServiceUnavailableError, BatchFailedError):
-                if not is_told:
-                    self._store.verify()
-                raise
+            metas = BatchMetas.from_plan(plan.last, self._spout.plan(plan.last, limit))
             if metas.unavailable.keys() - self._unreadable.left_out.keys():
                 self._store.verify()
             self._unreadable.leave_out(metas.unavailable)
@@ -142,11 +135,17 @@ class Planning:
         def failed(error: BaseException) -> None:
             if not coordinator.is_planning(plan.ticket):
                 return
-            if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
-                self._waiting.begin(_SOURCE, _SOURCE, error)
+            if not isinstance(error, (ServiceUnavailableError, BatchFailedError)):
+                batches.fail_run(error)
+            elif self._waiting.is_waiting(_SOURCE):
                 batches.workers.after(CHECK_SECONDS, lambda: self._plan_again(plan))
             else:
-                batches.fail_run(error)
+                if_leading(batches, self._store, lambda: wait(error))
+
+        def wait(error: BaseException) -> None:
+            if coordinator.is_planning(plan.ticket):
+                self._waiting.begin(_SOURCE, _SOURCE, error)
+                batches.workers.after(CHECK_SECONDS, lambda: self._plan_again(plan))
 
         batches.workers.submit(Lane.PLAN, work, done, failed)
 

@@ -9,11 +9,13 @@ from typing import Any
 from txstream.api.errors import BatchFailedError, ServiceUnavailableError
 from txstream.api.spouts import PartitionCoordinator, Unavailable
 from txstream.coordinator import EmitBatch
+from txstream.engine.loop.leadership_watch import if_leading
 from txstream.engine.loop.open_batches import Batches
 from txstream.engine.loop.outages import Waiting
 from txstream.engine.loop.workers import Lane
 from txstream.transaction import Txid
 from txstream.wording import in_order
+from txstream.zookeeper import ProgressStore
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +28,18 @@ class UnreadablePartitions:
     plans, recovered ones or ones that have failed, that must not begin before all partitions can be read."""
 
     def __init__(
-        self, batches: Batches, spout: PartitionCoordinator[Any], waiting: Waiting, recheck: set[Txid]
+        self,
+        batches: Batches,
+        spout: PartitionCoordinator[Any],
+        store: ProgressStore,
+        waiting: Waiting,
+        recheck: set[Txid],
     ) -> None:
         self.left_out: Mapping[str, str] = {}
         self.recheck = recheck
         self._batches = batches
         self._spout = spout
+        self._store = store
         self._waiting = waiting
 
     def leave_out(self, unavailable: Mapping[str, str]) -> None:
@@ -55,7 +63,14 @@ class UnreadablePartitions:
             return
 
         def again(what: str, reason: object) -> None:
-            self._waiting.begin(key, what, reason, because)
+            if self._waiting.is_waiting(key):
+                wait(what, reason)
+            else:
+                if_leading(batches, self._store, lambda: wait(what, reason))
+
+        def wait(what: str, reason: object) -> None:
+            if batches.is_active(emit.attempt):
+                self._waiting.begin(key, what, reason, because)
             batches.workers.after(CHECK_SECONDS, lambda: self.wait_for(emit, start))
 
         def done(unreadable: Mapping[str, Unavailable]) -> None:

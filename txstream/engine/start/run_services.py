@@ -29,6 +29,7 @@ from txstream.engine.loop.ledger_pruning import LedgerPruner
 from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.loop.workers import ThreadWorkers, Workers
 from txstream.engine.start.driver import RunnerFactory
+from txstream.engine.start.identity import check_identity
 from txstream.engine.start.warm_standby import Readiness
 from txstream.settings import COLD, WARM, Settings
 from txstream.state import FenceLockedError, StateBackend, open_database
@@ -104,7 +105,9 @@ class RunServices:
         if self._engine is not None:
             self._stack.push(self._engine)
         is_warm = self._wait_for_leadership and self._settings.standby == WARM
-        readiness = Readiness(self._steps(plan) if is_warm else {}, self.workers.pause, self._tell_ready)
+        readiness = Readiness(
+            self._steps(plan, codec) if is_warm else {}, self.workers.pause, self._tell_ready
+        )
         self._stack.callback(readiness.end)
         self._leadership = Leadership(zookeeper, topology_id, WARM if is_warm else COLD)
         self.state = "starting"
@@ -119,15 +122,24 @@ class RunServices:
         )
         return self._store
 
-    def _steps(self, plan: ExecutionPlan) -> dict[str, Callable[[], object]]:
-        """Return what a warm standby keeps ready, each with the step that makes it so."""
+    def _steps(self, plan: ExecutionPlan, codec: MetaCodec[Any]) -> dict[str, Callable[[], object]]:
+        """Return what a warm standby keeps ready, each with the step that makes it so; Spark is the last."""
         steps: dict[str, Callable[[], object]] = {}
-        if not plan.fed:
-            steps["the source"] = partial(self.open_source, plan.context)
-        if self._engine is not None:
-            steps["Spark"] = partial(self._on_engine, partial(self._engine.keep_warm, plan))
         for target in self._targets:
             steps[f"database {target.database.display_url}"] = target.database.check
+        if not plan.fed:
+            steps["the source"] = partial(self.open_source, plan.context)
+            reader = ZooKeeperProgress(
+                self._zookeeper,
+                self._topology.id,
+                codec,
+                deadline_seconds=self._settings.connect_timeout_seconds,
+            )
+            steps["the identity and the tables"] = partial(
+                check_identity, self._topology, reader, self._targets
+            )
+        if self._engine is not None:
+            steps["Spark"] = partial(self._on_engine, partial(self._engine.keep_warm, plan))
         return steps
 
     def _tell_ready(self) -> None:

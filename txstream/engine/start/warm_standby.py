@@ -18,10 +18,11 @@ class Readiness:
     """Takes the steps one by one, on a thread of its own, until `end`.
 
     It takes all of them again every 20 s, and after 5 s as long as one of them fails.
-    A step makes something ready, or checks that it still is. A failure is logged once, and the step is taken
-    again in the next turn: an outage does not end a standby. What is not ready at the election is made ready
-    then, as on a cold standby, and its errors are raised then. `pause` returns True when the run is to end.
-    `tell_ready` is called each time everything has become ready.
+    A step makes something ready, or checks that it still is. The last one, which is dear, is first taken once
+    no other fails: a start that would be refused must not cost a Spark. A failure is logged once, and the
+    step is taken again in the next turn: an outage does not end a standby. What is not ready at the election
+    is made ready then, as on a cold standby, and its errors are raised then. `pause` returns True when the
+    run is to end. `tell_ready` is called each time everything has become ready.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Readiness:
     ) -> None:
         self.is_ready = False
         self._steps = steps
+        self._has_begun = False
         self._pause = pause
         self._tell_ready = tell_ready
         self._ended = threading.Event()
@@ -55,9 +57,14 @@ class Readiness:
                 self._ended.wait(TURN_SECONDS if self.is_ready else AWAY_SECONDS)
 
     def _take_steps(self) -> None:
+        dear = [*self._steps][-1]
         for what, step in self._steps.items():
             if self._ended.is_set():
                 return
+            if what == dear and not self._has_begun:
+                if self._waiting.waits:
+                    break
+                self._has_begun = True
             try:
                 step()
             except RunAbortedError:
