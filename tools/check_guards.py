@@ -1,4 +1,4 @@
-"""Remove every guard of `guards`, one at a time, and check that its test fails.
+"""Remove every guard of `guards` that has a test, one at a time, and check that the test fails.
 
     python tools/check_guards.py                 # all; takes minutes, and real servers
     python tools/check_guards.py --only 5.1      # those whose clause, description or test contains this
@@ -26,7 +26,6 @@ from guards import GUARDS, Guard
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = (ROOT / "docs" / "guarantees.md", ROOT / "docs" / "semantics.md")
-MUTANTS = ROOT / "tests" / "simulation" / "mutants.py"
 BELOW = ("spouts", "bolts", "examples", "migrations")  # the folders that install below `txstream`
 SECONDS = 300.0
 
@@ -61,7 +60,7 @@ class Copy:
         """Run the guard's test without the guard."""
         path = self.path(guard.file)
         text = path.read_text(encoding="utf-8")
-        path.write_text(taken_away(guard, text), encoding="utf-8")
+        path.write_text(guard.patch.applied(text), encoding="utf-8")
         try:
             status, output = self.run(guard.test)
         finally:
@@ -95,14 +94,6 @@ class Copy:
         return done.returncode, done.stdout
 
 
-def taken_away(guard: Guard, text: str) -> str:
-    """Return the guard's file without the guard. Raises ValueError unless its code is there exactly once."""
-    found = text.count(guard.old)
-    if found != 1:
-        raise ValueError(f"{guard.name}: {guard.file} has its code {found} times, it must be there once")
-    return text.replace(guard.old, guard.new)
-
-
 def failing_line(output: str) -> str:
     """Return where the test failed, and the first thing that pytest says about it."""
     said = [line[2:].strip() for line in output.splitlines() if line.startswith("E ")]
@@ -132,19 +123,11 @@ def place_of(guard: Guard) -> str:
     text = (ROOT / guard.file).read_text(encoding="utf-8")
     if not guard.file.endswith(".py"):
         return f"[{guard.file}](../{guard.file})"
-    code = guard.old.lstrip()
-    line = text[: text.index(guard.old) + len(guard.old) - len(code)].count("\n") + 1
-    around = [
-        node
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.Assign)
-        and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
     names = []
-    for node in sorted(around, key=lambda node: node.lineno):
-        if not isinstance(node, ast.Assign):
+    for node in guard.patch.around(text):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names.append(node.name)
-        elif not names and isinstance(node.targets[0], ast.Name):
+        elif isinstance(node, ast.Assign) and not names and isinstance(node.targets[0], ast.Name):
             names.append(node.targets[0].id)
     return f"[{Path(guard.file).name}](../{guard.file}) `{'.'.join(names)}`"
 
@@ -153,7 +136,7 @@ def table_of(clause: str) -> str:
     """Return the guards of a clause and of the clauses below it, as a guide shows them."""
     rows = ["| guard | where | fails without it |", "|---|---|---|"]
     for guard in GUARDS:
-        if guard.clause == clause or guard.clause.startswith(f"{clause}."):
+        if guard.test and (guard.clause == clause or guard.clause.startswith(f"{clause}.")):
             file, *names = guard.test.split("::")
             test = "::".join([Path(file).name, *names])
             rows.append(f"| {guard.what} | {place_of(guard)} | [`{test}`](../{file}) |")
@@ -161,18 +144,13 @@ def table_of(clause: str) -> str:
 
 
 def table_of_mutants() -> str:
-    """Return the table of rules that the simulation proves: what each mutant does, and what is found."""
-    text = MUTANTS.read_text(encoding="utf-8")
-    classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
-    told = {node.name: ast.get_docstring(node) for node in classes}
-    found: dict[str, list[str]] = {}
-    for mutant, shows in re.findall(r"^    Hunt\((\w+), (\w+),", text, re.MULTILINE):
-        if shows not in found.setdefault(mutant, []):
-            found[mutant].append(shows)
-    rows = ["| mutant | what it does | what is found |", "|---|---|---|"]
-    for mutant, shown in found.items():
-        does = " ".join((told[mutant] or "").split())
-        rows.append(f"| `{mutant}` | {does} | {', '.join(f'`{name}`' for name in shown)} |")
+    """Return the table of mistakes that the simulation finds, with the stores' promises that they break."""
+    rows = ["| mutant | what it does | what is found | broken promises |", "|---|---|---|---|"]
+    for guard in GUARDS:
+        if guard.mutant:
+            shown = dict.fromkeys(f"`{hunt.shows.__name__}`" for hunt in guard.hunts)
+            broken = ", ".join(f"`{promise}`" for promise in guard.broken)
+            rows.append(f"| `{guard.mutant}` | {guard.does} | {', '.join(shown)} | {broken} |")
     return "\n".join(rows)
 
 
@@ -196,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for guide in GUIDES:
             guide.write_text(with_tables(guide.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
-    chosen = [guard for guard in GUARDS if options.only in f"{guard.name} {guard.test}"]
+    chosen = [guard for guard in GUARDS if guard.test and options.only in f"{guard.name} {guard.test}"]
     if not chosen:
         parser.error(f"no guard's clause, description or test has {options.only!r} in it")
     proofs: list[Proof] = []

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulation.changing import ChangingDriver, Operator
-from simulation.histories import REAL, MutableWorld, Mutations, tell_of
+from simulation.histories import REAL, MutableWorld, Rules, tell_of
 from simulation.oracle import Oracle
 from simulation.releases import FIRST, SECOND, THIRD, Release, releases_of
 from txstream.api.topology import CommitChoice
@@ -177,7 +177,7 @@ class ChangingWorld(MutableWorld):
 def simulate_changes(
     seed: int,
     semantics: Semantics,
-    mutations: Mutations = REAL,
+    rules: Rules = REAL,
     faults: Mapping[str, float] = CHANGE_FAULTS,
     steps: int = 150,
     state: Semantics | None = None,
@@ -193,7 +193,7 @@ def simulate_changes(
         None,
         faults,
         steps,
-        mutations=mutations,
+        rules=rules,
         releases=releases,
         states=states,
     )

@@ -5,48 +5,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, TypeVar
-from unittest.mock import patch
+from unittest import mock
 
+from guards.patch import Patch, in_force
 from simulation.releases import still
 from txstream.semantics import Semantics
 from txstream.simulation.chances import Chances
 from txstream.simulation.program import Program
-from txstream.simulation.tasks import Task
 from txstream.simulation.truth import Truth
-from txstream.simulation.world import FAULTS, Tree, World, truth_of
+from txstream.simulation.world import FAULTS, World, truth_of
 from txstream.state.records import COMMITTED
 from txstream.state.store import layout
 from txstream.state.store.layout import Spaces
 
 AnyWorld = TypeVar("AnyWorld", bound="MutableWorld")
 
-
-class Mutations:
-    """The real rules. A mutant replaces parts of them, by their dotted names below `txstream`."""
-
-    replaces: Mapping[str, Any] = MappingProxyType({})
-    tree: type[Tree] = Tree
-
-    def __init_subclass__(cls, replaces: Mapping[str, Any] = MappingProxyType({})) -> None:
-        cls.replaces = {**cls.replaces, **replaces}
-
-    @contextlib.contextmanager
-    def in_force(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for name, other in self.replaces.items():
-                stack.enter_context(patch(f"txstream.{name}", other))
-            yield
-
-    def are_done(self, tasks: Sequence[Task]) -> bool:
-        return all(task.is_done for task in tasks)
-
-
-REAL = Mutations()
 
 _step = World._step
 
@@ -79,21 +56,29 @@ def committed_in(spaces: Spaces) -> int:
     return sum(row["status"] == COMMITTED for row in ledger.values())
 
 
-class DatabasesAreRestored(Mutations, replaces={"simulation.world.World._step": _step_or_restore}):
-    """The real rules, while somebody restores databases from older copies beneath running drivers."""
+@dataclass(frozen=True)
+class Rules:
+    """The real rules, or those with mistakes in them. With `restores`, somebody restores databases from older
+    copies beneath running drivers."""
+
+    mistakes: tuple[Patch, ...] = ()
+    restores: bool = False
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        step = _step_or_restore if self.restores else _step
+        with mock.patch.object(World, "_step", step), in_force(self.mistakes):
+            yield
+
+
+REAL = Rules()
 
 
 @dataclass
 class MutableWorld(World):
-    """A world whose rules may be a mutant's."""
+    """A world whose rules may have mistakes in them."""
 
-    mutations: Mutations = REAL
-
-    def make_tree(self) -> Tree:
-        return self.mutations.tree()
-
-    def are_done(self, tasks: Sequence[Task]) -> bool:
-        return self.mutations.are_done(tasks)
+    rules: Rules = REAL
 
 
 @functools.cache
@@ -108,7 +93,7 @@ def world_of(
     seed: int,
     semantics: Semantics,
     databases: int = 1,
-    mutations: Mutations = REAL,
+    rules: Rules = REAL,
     faults: Mapping[str, float] = FAULTS,
     steps: int = 120,
     state: Semantics | None = None,
@@ -121,7 +106,7 @@ def world_of(
     bolts = (by_bolt and chance() < 0.25, by_bolt and chance() < 0.25)
     program, expected = _program(semantics, state or semantics, databases, bolts)
     known = None if at_end else expected
-    return MutableWorld(program, Chances(seed), known, faults, steps, mutations=mutations, at_end=at_end)
+    return MutableWorld(program, Chances(seed), known, faults, steps, rules=rules, at_end=at_end)
 
 
 def simulate(seed: int, semantics: Semantics, *arguments: Any, **options: Any) -> MutableWorld:
@@ -132,7 +117,7 @@ def simulate(seed: int, semantics: Semantics, *arguments: Any, **options: Any) -
 
 def tell_of(world: AnyWorld, whose: str) -> AnyWorld:
     """Run a world's history; an error is raised as an AssertionError that tells the history."""
-    with world.mutations.in_force():  # a name that does not exist is the mutant's mistake, not the history's
+    with world.rules.in_force():
         try:
             world.run()
         except Exception as error:

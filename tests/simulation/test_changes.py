@@ -11,8 +11,9 @@ from collections import Counter
 
 import pytest
 
-from simulation.change_mutants import CHANGE_HUNTS, ChangeHunt
-from simulation.changes import simulate_changes
+from guards import GUARDS, ChangeHunt, Guard
+from simulation.changes import CHANGE_FAULTS, simulate_changes
+from simulation.histories import Rules
 from txstream.semantics import Semantics
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
@@ -73,11 +74,20 @@ def test_histories_have_in_them_what_they_are_to_show() -> None:
     assert set(seen) == set(SIGNS), seen
 
 
-def hole_of(hunt: ChangeHunt) -> tuple[int, Exception] | None:
+HUNTS = [
+    pytest.param(guard, hunt, id=f"{guard.mutant}-{hunt}")
+    for guard in GUARDS
+    for hunt in guard.hunts
+    if isinstance(hunt, ChangeHunt)
+]
+
+
+def hole_of(guard: Guard, hunt: ChangeHunt) -> tuple[int, Exception] | None:
     """Return the first seed whose history shows the hole as the hunt says, and the error."""
+    faults = {**CHANGE_FAULTS, **(hunt.more or {})}
     for seed in range(MOST_SEEDS):
         try:
-            simulate_changes(seed, hunt.semantics, hunt.mutant(), hunt.faults)
+            simulate_changes(seed, hunt.semantics, Rules(guard.patches), faults)
         except AssertionError as error:
             if isinstance(error.__cause__, hunt.shows):
                 return seed, error.__cause__
@@ -85,14 +95,16 @@ def hole_of(hunt: ChangeHunt) -> tuple[int, Exception] | None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("hunt", CHANGE_HUNTS, ids=str)
-def test_a_missing_guard_is_found(hunt: ChangeHunt) -> None:
-    assert hole_of(hunt) is not None, f"{hunt.mutant.__doc__}: not found in {MOST_SEEDS} histories"
+@pytest.mark.parametrize(("guard", "hunt"), HUNTS)
+def test_a_missing_guard_is_found(guard: Guard, hunt: ChangeHunt) -> None:
+    assert hole_of(guard, hunt) is not None, f"{guard.does}: not found in {MOST_SEEDS} histories"
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("hunt", [hunt for hunt in CHANGE_HUNTS if hunt.more], ids=str)
+@pytest.mark.parametrize(
+    "hunt", [h for g in GUARDS for h in g.hunts if isinstance(h, ChangeHunt) and h.more], ids=str
+)
 def test_with_the_guard_the_same_histories_are_exact(hunt: ChangeHunt) -> None:
     """It must not be the faults that a hunt makes more likely that break the results."""
     for seed in range(2):
-        simulate_changes(seed, hunt.semantics, faults=hunt.faults)
+        simulate_changes(seed, hunt.semantics, faults={**CHANGE_FAULTS, **(hunt.more or {})})

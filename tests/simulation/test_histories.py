@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from simulation.histories import DatabasesAreRestored, simulate, world_of
+from simulation.histories import Rules, simulate, world_of
 from txstream.api.errors import CorruptStateError, ProgressMismatchError
 from txstream.semantics import Semantics
 from txstream.simulation.world import FAULTS, WrongResultError
@@ -153,8 +153,8 @@ def test_a_database_that_is_restored_beneath_a_driver_is_not_built_upon(
     """A commit, a task or a start refuses, or the result is exact; it is never wrong."""
     refused = 0
     for seed in range(CI_SEEDS // 2):
-        world = world_of(seed, semantics, databases, mutations := DatabasesAreRestored())
-        with mutations.in_force():
+        world = world_of(seed, semantics, databases, Rules(restores=True))
+        with world.rules.in_force():
             try:
                 world.run()
             except (CorruptStateError, ProgressMismatchError) as error:

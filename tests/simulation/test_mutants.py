@@ -4,42 +4,62 @@ from __future__ import annotations
 
 import pytest
 
-from simulation.histories import simulate
-from simulation.mutants import HUNTS, Hunt
+from guards import GUARDS, ChangeHunt, Guard, Hunt
+from simulation.histories import Rules, simulate
+from txstream.simulation.world import FAULTS
 
 pytestmark = pytest.mark.ci
 
 MOST_SEEDS = 1500
+GAPS_ARE_BUILT_UPON = next(guard.patch for guard in GUARDS if guard.mutant == "AGapIsBuiltUpon")
+
+HUNTS = [
+    pytest.param(guard, hunt, id=f"{guard.mutant}-{hunt}")
+    for guard in GUARDS
+    for hunt in guard.hunts
+    if not isinstance(hunt, ChangeHunt)
+]
+OF_EACH_KIND = {
+    (hunt.semantics, hunt.databases, hunt.at_end, *(hunt.more or {}).items()): hunt
+    for guard in GUARDS
+    for hunt in guard.hunts
+    if not isinstance(hunt, ChangeHunt)
+}
 
 
-def hole_of(hunt: Hunt, first: int) -> tuple[int, Exception] | None:
+def search(seed: int, hunt: Hunt, rules: Rules) -> None:
+    faults = {**FAULTS, **(hunt.more or {})}
+    simulate(seed, hunt.semantics, hunt.databases, rules, faults, at_end=hunt.at_end)
+
+
+def hole_of(guard: Guard, hunt: Hunt, first: int) -> tuple[int, Exception] | None:
     """Return the first seed, from the given one on, whose history shows the hole, and the error."""
+    behind = (GAPS_ARE_BUILT_UPON,) if hunt.gaps_are_built_upon else ()
+    rules = Rules((*guard.patches, *behind), restores=hunt.restores)
     for seed in range(first, first + MOST_SEEDS):
         try:
-            simulate(seed, hunt.semantics, hunt.databases, hunt.rules(), hunt.faults, at_end=hunt.at_end)
+            search(seed, hunt, rules)
         except AssertionError as error:
             if isinstance(error.__cause__, hunt.shows):
                 return seed, error.__cause__
     return None
 
 
-@pytest.mark.parametrize("hunt", HUNTS, ids=str)
-def test_a_missing_guard_is_found(hunt: Hunt) -> None:
-    found = hole_of(hunt, hunt.first_seed)
-    assert found is not None, f"{hunt.mutant.__doc__}: not found in {MOST_SEEDS} histories"
+@pytest.mark.parametrize(("guard", "hunt"), HUNTS)
+def test_a_missing_guard_is_found(guard: Guard, hunt: Hunt) -> None:
+    found = hole_of(guard, hunt, hunt.first_seed)
+    assert found is not None, f"{guard.does}: not found in {MOST_SEEDS} histories"
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("first", range(10_000, 10_000 + 5 * MOST_SEEDS, MOST_SEEDS))
-@pytest.mark.parametrize("hunt", HUNTS, ids=str)
-def test_a_missing_guard_is_found_in_other_histories_too(hunt: Hunt, first: int) -> None:
-    assert hole_of(hunt, first) is not None
+@pytest.mark.parametrize(("guard", "hunt"), HUNTS)
+def test_a_missing_guard_is_found_in_other_histories_too(guard: Guard, hunt: Hunt, first: int) -> None:
+    assert hole_of(guard, hunt, first) is not None
 
 
-@pytest.mark.parametrize(
-    "hunt", {(h.semantics, h.databases, h.at_end, *h.faults.items()): h for h in HUNTS}.values(), ids=str
-)
+@pytest.mark.parametrize("hunt", OF_EACH_KIND.values(), ids=str)
 def test_with_the_guard_the_same_histories_are_exact(hunt: Hunt) -> None:
     """It must not be the faults that a hunt makes more likely that break the results."""
     for seed in range(5):
-        simulate(seed, hunt.semantics, hunt.databases, faults=hunt.faults, at_end=hunt.at_end)
+        search(seed, hunt, Rules())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from support.wrong_states import WRONG
 
 import txstream
+from guards import GUARDS
+from guards.patch import Patch, in_force
 from txstream.api.errors import UsageError
 from txstream.state import MemoryBackend, StateBackend
 from txstream.state.store.memory import forget
@@ -20,7 +22,18 @@ from txstream.testing.state.trial import Terms
 pytestmark = pytest.mark.ci
 
 CHECKS = {check.name: check for check in state_checks()}
-PAIRS = [(promise, store) for promise, stores in WRONG.items() for store in stores]
+PAIRS = [
+    *(
+        pytest.param(promise, store, (), id=f"{promise}-{store.__name__}")
+        for promise, stores in WRONG.items()
+        for store in stores
+    ),
+    *(
+        pytest.param(promise, MemoryBackend, guard.patches, id=f"{promise}-{guard.what}")
+        for guard in GUARDS
+        for promise in guard.broken
+    ),
+]
 
 _numbers = itertools.count(1)
 
@@ -42,19 +55,21 @@ def test_the_report_says_what_was_kept_and_nothing_is_left_behind(name: str) -> 
 
 
 def test_every_promise_has_a_store_that_breaks_it() -> None:
-    assert WRONG.keys() == CHECKS.keys()
+    assert {*WRONG, *(promise for guard in GUARDS for promise in guard.broken)} == CHECKS.keys()
     assert len(CHECKS) == len(state_checks())
 
 
-@pytest.mark.parametrize(("promise", "store"), PAIRS, ids=lambda value: getattr(value, "__name__", value))
-def test_a_wrong_store_is_found(promise: str, store: type[MemoryBackend], name: str) -> None:
+@pytest.mark.parametrize(("promise", "store", "patches"), PAIRS)
+def test_a_wrong_store_is_found(
+    promise: str, store: type[MemoryBackend], patches: Sequence[Patch], name: str
+) -> None:
     def create(url: str, **options: Any) -> StateBackend:
         return store(f"memory://{name}", message_timeout_seconds=3.0)
 
     take_back = txstream.register_backend("wrong", create)
     terms = Terms(lambda: create(""), "wrong://x", lock_seconds=0.05, deadline_seconds=5.0)
     try:
-        with pytest.raises(StateConformanceError) as told:
+        with pytest.raises(StateConformanceError) as told, in_force(patches):
             CHECKS[promise].try_on(terms)
     finally:
         take_back()
@@ -67,9 +82,9 @@ def test_a_wrong_store_is_found(promise: str, store: type[MemoryBackend], name: 
 
 
 def test_all_broken_promises_are_told_at_once(name: str) -> None:
-    kind = WRONG["phantom-keys-are-undone"][0]
-    with pytest.raises(StateConformanceError) as told:
-        check_state_backend(lambda: kind(f"memory://{name}"), lock_seconds=0.05)
+    (guard,) = (guard for guard in GUARDS if guard.mutant == "NoRestore")
+    with pytest.raises(StateConformanceError) as told, in_force(guard.patches):
+        check_state_backend(lambda: MemoryBackend(f"memory://{name}"), lock_seconds=0.05)
     assert {"phantom-keys-are-undone", "beginning-undoes"} <= {broken.name for broken in told.value.broken}
 
 

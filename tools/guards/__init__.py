@@ -11,8 +11,10 @@ from __future__ import annotations
 from guards.commit import COMMIT
 from guards.guard import Guard as Guard
 from guards.holes import HOLES
+from guards.hunt import ChangeHunt as ChangeHunt, Hunt as Hunt
 from guards.locks import LOCKS
+from guards.simulated import SIMULATED
 from guards.start import START
 from guards.values import VALUE_RULES
 
-GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES)
+GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED)

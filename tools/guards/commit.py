@@ -4,6 +4,20 @@ from __future__ import annotations
 
 from guards import proofs, sources
 from guards.guard import Guard
+from guards.hunt import (
+    CRASHES,
+    LATE,
+    LATE_BEGINS,
+    OPAQUE,
+    STALE,
+    TRANSACTIONAL,
+    ZOMBIES,
+    Hunt,
+    refused_by_the_next_commit,
+)
+from guards.patch import Patch
+from txstream.api.errors import CoordinatorError, ProgressMismatchError, TxidRegressionError
+from txstream.simulation.world import WrongResultError
 
 COMMIT = (
     Guard(
@@ -52,6 +66,17 @@ COMMIT = (
         "            rows = _write(here, attempt, writes[-1:])\n"
         "            here.write_batch(self._row(commit, COMMITTED, rows))\n",
         proofs.PROMISE.format("regression-is-refused"),
+        instead=(
+            Patch(
+                sources.PROTOCOL,
+                "            rows = _write(here, attempt, writes)\n"
+                "            here.write_batch(self._row(commit, COMMITTED, rows))\n",
+                "            rows = _write(here, attempt, writes[:1])\n"
+                "        with self.store.begin(self.life, str(attempt)) as here:\n"
+                "            rows += _write(here, attempt, writes[1:])\n"
+                "            here.write_batch(self._row(commit, COMMITTED, rows))\n",
+            ),
+        ),
     ),
     Guard(
         "5.3",
@@ -60,6 +85,13 @@ COMMIT = (
         "if txid > FIRST_TXID and status != COMMITTED:",
         "if False:",
         "tests/unit/test_recover.py::test_a_database_restored_beneath_a_running_driver",
+        promises=("a-gap-is-refused",),
+        mutant="AGapIsBuiltUpon",
+        does="A running driver goes on although a database was restored from an older copy.",
+        hunts=(
+            Hunt(WrongResultError, OPAQUE, restores=True),
+            Hunt(WrongResultError, TRANSACTIONAL, 2, restores=True),
+        ),
     ),
     Guard(
         "5.3",
@@ -76,6 +108,8 @@ COMMIT = (
         "after=self._committed_by.get(Txid(attempt.txid - 1)),",
         "",
         "tests/unit/test_recover.py::test_a_copy_of_another_attempt_is_not_built_upon",
+        promises=("a-gap-is-refused",),
+        instead=(Patch(sources.PROTOCOL, "commit.after not in (None, by)", "False"),),
     ),
     Guard(
         "5.3",
@@ -92,6 +126,9 @@ COMMIT = (
         "            here.write_batch(self._row(commit, COMMITTING, 0))\n",
         "",
         proofs.PROMISE.format("ledger-says-committing"),
+        mutant="BeginWritesNoLedgerRow",
+        does="Nothing tells the next attempt that tasks may have written.",
+        hunts=(Hunt(WrongResultError, OPAQUE, 1, CRASHES),),
     ),
     Guard(
         "5.3",
@@ -100,6 +137,9 @@ COMMIT = (
         "if written_before:",
         "if False:",
         proofs.PROMISE.format("beginning-undoes"),
+        mutant="BeginDoesNotRestore",
+        does="`begin_commit` leaves an earlier attempt's rows in place.",
+        hunts=(Hunt(WrongResultError, OPAQUE), Hunt(WrongResultError, OPAQUE, 2)),
     ),
     Guard(
         "5.3",
@@ -108,6 +148,9 @@ COMMIT = (
         sources.HOLD + "            return",
         "            return",
         proofs.PROMISE.format("stale-write-is-refused"),
+        mutant="TasksDoNotLookAtTheFence",
+        does="A task of an old attempt writes whenever it runs.",
+        hunts=(Hunt(WrongResultError, OPAQUE), Hunt(TxidRegressionError, TRANSACTIONAL)),
     ),
     Guard(
         "5.3",
@@ -116,6 +159,17 @@ COMMIT = (
         "fence.c.uuid == uuid, fence.c.attempt == attempt)",
         "fence.c.uuid == uuid, fence.c.attempt <= attempt)",
         proofs.PROMISE.format("a-write-needs-a-beginning"),
+        mutant="TasksLookForNewerAttemptsOnly",
+        does="As `LostBeginsAreTakenForDone`, and tasks accept a lower fence: a late begin undoes them.",
+        hunts=(Hunt(WrongResultError, OPAQUE, 1, LATE_BEGINS),),
+        instead=(
+            Patch(
+                sources.FENCE_RULES,
+                "    if found.attempt < attempt:\n        raise",
+                "    if False:\n        raise",
+            ),
+            sources.TAKE_LOST_BEGINS_FOR_DONE,
+        ),
     ),
     Guard(
         "5.3",
@@ -124,6 +178,9 @@ COMMIT = (
         sources.HOLD + "            rows",
         "            rows",
         proofs.PROMISE.format("stale-end-is-refused"),
+        mutant="TheEndDoesNotLookAtTheFence",
+        does="A late end writes `committed` for a batch that another attempt is writing.",
+        hunts=(Hunt(WrongResultError, OPAQUE, 1, ZOMBIES),),
     ),
     Guard(
         "5.3",
@@ -140,6 +197,11 @@ COMMIT = (
         "        connection.execute(self._delete_created.where(here))\n",
         "",
         proofs.PROMISE.format("phantom-keys-are-undone"),
+        instead=(
+            Patch(
+                sources.MERGING, "return None if left is None else (", "return stored if left is None else ("
+            ),
+        ),
     ),
     Guard(
         "5.3",
@@ -164,6 +226,7 @@ COMMIT = (
         'fence.c.attempt < bindparam("mine"),',
         'fence.c.attempt <= bindparam("mine"),',
         proofs.PROMISE.format("an-attempt-commits-once"),
+        instead=(Patch(sources.FENCE_RULES, "    if not may_be_equal:\n", "    if False:\n"),),
     ),
     Guard(
         "5.3",
@@ -182,6 +245,16 @@ COMMIT = (
         '        if "failure" in document:\n            raise',
         "tests/unit/test_commit_shares.py::"
         "test_a_database_that_a_task_cannot_reach_fails_the_attempt_and_is_waited_for",
+        mutant="TheEndDoesNotWaitForEveryShare",
+        does="A commit ends as soon as one task has answered.",
+        hunts=(Hunt(WrongResultError, OPAQUE), Hunt(WrongResultError, TRANSACTIONAL)),
+        instead=(
+            Patch(
+                "txstream/simulation/world.py",
+                "return all(task.is_done for task in tasks)",
+                "return not tasks or any(task.is_done for task in tasks)",
+            ),
+        ),
     ),
     Guard(
         "5.3",
@@ -190,6 +263,9 @@ COMMIT = (
         "for at, states in enumerate(self._states):\n            if at:",
         "for at, states in list(enumerate(self._states))[:1]:\n            if at:",
         "tests/unit/test_commit_paths.py::test_a_driver_that_dies_anywhere_leaves_two_databases_exact",
+        mutant="OneDatabaseIsNotEnded",
+        does="One database is not ended, so its ledger still says `committing`.",
+        hunts=(Hunt(ProgressMismatchError, OPAQUE, 2),),
     ),
     Guard(
         "5.3",
@@ -224,6 +300,12 @@ COMMIT = (
         "committed = lost",
         "tests/unit/test_loop_outages.py::"
         "test_a_lost_answer_that_turns_out_to_be_no_commit_fails_the_attempt",
+        mutant="LostAnswersAreTakenForCommits",
+        does="Every lost answer is taken for a commit, without a look at the ledger.",
+        hunts=refused_by_the_next_commit(
+            Hunt(ProgressMismatchError, OPAQUE),
+            Hunt(ProgressMismatchError, TRANSACTIONAL),
+        ),
     ),
     Guard(
         "5.3",
@@ -240,6 +322,9 @@ COMMIT = (
         "row.status == COMMITTED and row.attempt == attempt.attempt",
         "row.attempt == attempt.attempt",
         proofs.PROMISE.format("outcome-is-of-one-attempt"),
+        mutant="TheOutcomeIsTheRowsAttempt",
+        does="After a lost answer, a `committing` row of this attempt counts as committed.",
+        hunts=(Hunt(ProgressMismatchError, OPAQUE, 1, LATE),),
     ),
     Guard(
         "5.3",
@@ -248,6 +333,17 @@ COMMIT = (
         "if batch is None or batch.phase is Phase.ADVANCING:",
         "if batch is None:",
         f"{proofs.COORDINATOR}::test_once_its_commit_is_acked_an_attempt_can_no_longer_fail",
+        mutant="CommittedAttemptsMayFail",
+        does="A fail is still accepted after the commit was acked, while its Advance is under way.",
+        hunts=(Hunt(CoordinatorError, OPAQUE, 1, STALE),),
+        instead=(
+            Patch(
+                sources.COORDINATOR,
+                "        batch = self._find(attempt)\n"
+                "        if batch is None or batch.phase is Phase.ADVANCING:",
+                "        batch = self.active.get(attempt.txid)\n        if batch is None:",
+            ),
+        ),
     ),
     Guard(
         "5.3",
@@ -256,6 +352,9 @@ COMMIT = (
         "            batch.phase = Phase.ADVANCING\n",
         "            batch.phase = Phase.ADVANCING\n            self.current = Txid(self.current + 1)\n",
         f"{proofs.COORDINATOR}::test_the_next_commit_begins_only_after_advance_was_answered",
+        mutant="TheNextCommitDoesNotWaitForAdvance",
+        does="The next commit begins before the previous one is known to be stored.",
+        hunts=(Hunt(CoordinatorError, OPAQUE),),
     ),
     Guard(
         "5.3",

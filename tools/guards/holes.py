@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from guards import proofs, sources
 from guards.guard import Guard
+from guards.hunt import OLD_LEADERS, OPAQUE, TRANSACTIONAL, ZOMBIES, Hunt
+from guards.patch import Patch
+from txstream.api.errors import CorruptStateError, TxidRegressionError
+from txstream.simulation.world import WrongResultError
 
 _FIRST_PLACES = "test_first_places_are_stored_and_committed_before_anything_behind_them_is_planned"
 
 HOLES = (
     Guard(
         "hole 1",
-        "phantom keys: restore on the driver path",
+        "phantom keys: an earlier attempt is undone",
         sources.PROTOCOL,
-        "if self._was_here(here, commit):",
+        "if spec.semantics is Semantics.OPAQUE:",
         "if False:",
         proofs.PROMISE.format("phantom-keys-are-undone"),
+        promises=("beginning-undoes",),
+        mutant="NoRestore",
+        does="An opaque replay leaves in place what an earlier attempt wrote: phantom keys.",
+        hunts=(Hunt(WrongResultError, OPAQUE, 1, ZOMBIES), Hunt(WrongResultError, OPAQUE, 2)),
     ),
     Guard(
         "hole 2",
@@ -23,6 +31,13 @@ HOLES = (
         '        fence.c.attempt < bindparam("mine"),\n',
         "",
         proofs.PROMISE.format("stale-commit-is-refused"),
+        mutant="OlderAttemptsMayCommit",
+        does="The fence lets a zombie's commit in.",
+        hunts=(
+            Hunt(WrongResultError, OPAQUE, 1, ZOMBIES),
+            Hunt(TxidRegressionError, TRANSACTIONAL, 1, ZOMBIES),
+        ),
+        instead=(sources.RAISE_IF_LOWER,),
     ),
     Guard(
         "hole 2",
@@ -31,6 +46,9 @@ HOLES = (
         "self.tree.multi([Check(self._paths.epoch, epoch_version), *operations])",
         "self.tree.multi([*operations])",
         f"{proofs.PROGRESS}::test_the_older_of_two_leaders_cannot_write_anything[memory]",
+        mutant="AnOldLeaderMayWriteToZooKeeper",
+        does="No write to ZooKeeper checks the epoch.",
+        hunts=(Hunt(CorruptStateError, OPAQUE, 1, OLD_LEADERS, 100),),
     ),
     Guard(
         "hole 3",
@@ -218,16 +236,29 @@ HOLES = (
     Guard(
         "hole 10",
         "attempt numbers keep growing across restarts",
-        "txstream/transaction.py",
+        sources.TRANSACTION,
         "return attempt_id(self.epoch, self._sequence)",
         "return attempt_id(Epoch(0), self._sequence)",
         "tests/unit/test_transaction.py::"
         "test_a_sequence_only_grows_and_stays_above_what_a_new_leader_raises_fences_to",
+        mutant="AttemptNumbersStartAgain",
+        does="After a restart, attempt numbers begin again, so a zombie looks like the live attempt.",
+        hunts=(Hunt(WrongResultError, OPAQUE, 1, ZOMBIES),),
+        instead=(
+            Patch(
+                sources.TRANSACTION,
+                "return attempt_id(self.epoch, self._sequence)",
+                "return attempt_id(Epoch(0), self._sequence)",
+            ),
+            # Such fences could not be raised to an epoch.
+            sources.RAISE_IF_LOWER,
+            *sources.NO_FENCE_AT_START,
+        ),
     ),
     Guard(
         "hole 10",
         "within one epoch, attempt numbers only grow",
-        "txstream/transaction.py",
+        sources.TRANSACTION,
         "        self._sequence += 1\n",
         "        self._sequence = 1\n",
         "tests/unit/test_transaction.py::"

@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from guards import proofs, sources
 from guards.guard import Guard
+from guards.hunt import (
+    CRASHES,
+    LOSSES,
+    MORE_ZOMBIES,
+    OPAQUE,
+    PRUNES,
+    RACES,
+    TRANSACTIONAL,
+    ZOMBIES,
+    ChangeHunt,
+    Hunt,
+    refused_by_the_next_commit,
+)
+from guards.patch import Patch
+from txstream.api.errors import ProgressMismatchError
+from txstream.simulation.world import WrongResultError
 
 START = (
     Guard(
@@ -39,6 +55,13 @@ START = (
         "partial(database.raise_fence, attempt_id(epoch, 0))",
         "partial(databases[0].raise_fence, attempt_id(epoch, 0))",
         f"{proofs.RECOVERY}::test_every_fence_is_raised_before_anything_is_read_that_the_decision_depends_on",
+        mutant="FencesNotRaisedAtStart",
+        does="The new leader leaves the fences where they are until its own first commit.",
+        hunts=refused_by_the_next_commit(
+            Hunt(ProgressMismatchError, OPAQUE, 1, MORE_ZOMBIES),
+            Hunt(ProgressMismatchError, OPAQUE, 2, ZOMBIES),
+        ),
+        instead=sources.NO_FENCE_AT_START,
     ),
     Guard(
         "5.2.2",
@@ -51,7 +74,7 @@ START = (
     Guard(
         "5.2.2",
         "every start proves that its databases are different ones",
-        "txstream/engine/start/takeover.py",
+        sources.TAKEOVER,
         "prove_distinct(topology.id, states, epoch, locked=locked)",
         "prove_distinct(topology.id, states[:1], epoch, locked=locked)",
         f"{proofs.ONE_DATABASE}::test_a_store_under_two_urls_is_found_out_by_its_fence",
@@ -147,7 +170,7 @@ START = (
     Guard(
         "5.2.5",
         "the coordinator knows which txids were committed in part",
-        "txstream/engine/start/takeover.py",
+        sources.TAKEOVER,
         "        replays=resume.replays,\n",
         "",
         f"{proofs.STARTS}::test_a_leader_knows_what_was_committed_in_part[memory]",
@@ -164,11 +187,14 @@ START = (
     Guard(
         "5.2",
         "a state that joins during the start is seen before anything is decided",
-        "txstream/engine/start/takeover.py",
+        sources.TAKEOVER,
         "    claim = confirm(topology, claim, store)\n",
         "",
         "tests/unit/test_start_races.py"
         "::test_a_state_that_joined_while_the_former_code_started_is_not_left_out[sqlite]",
+        mutant="NobodyLooksAgain",
+        does="A start does not see what another leader has let join since this start began.",
+        hunts=(ChangeHunt(WrongResultError, OPAQUE, more=RACES),),
     ),
     Guard(
         "5.2",
@@ -195,6 +221,17 @@ START = (
         "    return found.attempt == 0 or found.identity is None\n",
         "    return True\n",
         "tests/unit/test_start_races.py::test_joining_does_not_replace_what_a_leader_keeps[sqlite]",
+        mutant="LeadersKeepNoIdentity",
+        does="Databases know the states of the first run only; a rebuild of ZooKeeper forgets the others.",
+        promises=("identity-is-kept",),
+        hunts=(ChangeHunt(WrongResultError, OPAQUE, more=LOSSES),),
+        instead=(
+            Patch(
+                sources.STORE,
+                "            layout.put_fence(here, FenceRow(life.topology, life.uuid, attempt, kept))\n",
+                "            pass\n",
+            ),
+        ),
     ),
     Guard(
         "5.2",
@@ -212,6 +249,11 @@ START = (
         "    bound = min(max(bounds, default=0), last - 2, first + rows - 1)\n",
         "    bound = min(max(bounds, default=0), last - 1, first + rows - 1)\n",
         "tests/unit/test_recover.py::test_a_pruned_ledger_is_enough[OpaqueSpout]",
+        mutant="TheLastRowIsPruned",
+        does="A new leader finds no batch where ZooKeeper has one.",
+        promises=("pruning-keeps-the-end",),
+        hunts=(ChangeHunt(ProgressMismatchError, OPAQUE, more=PRUNES),),
+        instead=(Patch(sources.UPKEEP, "row.txid < last - 1", "row.txid <= last"),),
     ),
     Guard(
         "5.2.5",
@@ -220,6 +262,13 @@ START = (
         'len(rows) == len(ledgers) and all(row.status == "committed" for row in rows)',
         "len(rows) == len(ledgers)",
         f"{proofs.RECOVERY}::test_a_txid_that_is_committed_in_part_is_replayed_in_every_database",
+        also=(sources.ADVANCE_AND_GO_ON,),
+        mutant="CommittingIsTakenForCommitted",
+        does="A new leader ignores the status of the ledgers' rows.",
+        hunts=refused_by_the_next_commit(
+            Hunt(ProgressMismatchError, OPAQUE),
+            Hunt(ProgressMismatchError, TRANSACTIONAL, 2),
+        ),
     ),
     Guard(
         "5.2.5",
@@ -228,6 +277,13 @@ START = (
         'len(rows) == len(ledgers) and all(row.status == "committed" for row in rows)',
         'all(row.status == "committed" for row in rows)',
         f"{proofs.RECOVERY}::test_a_txid_that_is_committed_in_part_is_replayed_in_every_database",
+        also=(sources.ADVANCE_AND_GO_ON,),
+        mutant="PartCommittedIsTakenForDone",
+        does="One ledger at C is enough to advance.",
+        hunts=refused_by_the_next_commit(
+            Hunt(ProgressMismatchError, OPAQUE, 2),
+            Hunt(ProgressMismatchError, TRANSACTIONAL, 2),
+        ),
     ),
     Guard(
         "5.2.5",
@@ -236,6 +292,10 @@ START = (
         "if everywhere and len({row.attempt for row in rows}) == 1:",
         "if everywhere:",
         f"{proofs.RECOVERY}::test_a_txid_that_is_committed_in_part_is_replayed_in_every_database",
+        also=(sources.ADVANCE_AND_GO_ON,),
+        mutant="AnyAttemptsAreOneCommit",
+        does="All ledgers at C are enough to advance, even if different attempts committed them.",
+        hunts=refused_by_the_next_commit(Hunt(ProgressMismatchError, OPAQUE, 2, CRASHES)),
     ),
     Guard(
         "5.2.5",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from guards import proofs, sources
 from guards.guard import Guard
+from guards.hunt import TRANSACTIONAL, ZOMBIES, Hunt
+from guards.patch import Patch
+from txstream.simulation.world import WrongResultError
 
 VALUE_RULES = (
     Guard(
@@ -30,6 +33,17 @@ VALUE_RULES = (
         "changes[prev.name] = case((same_batch, prev), (columns[name] == merged[name], prev), "
         "else_=columns[name])",
         proofs.PROMISE.format("several-columns-are-one-row"),
+        instead=(
+            Patch(
+                sources.MERGING,
+                "                    return opaque.value, opaque.prev, opaque.txid\n",
+                "                    prev = opaque.prev\n"
+                "                    if stored is not None and stored[2] != txid and prev is not None:\n"
+                "                        rows = zip(opaque.value, stored[0], stored[1] or (0,) * len(prev))\n"
+                "                        prev = tuple(was if new == now else now for new, now, was in rows)\n"
+                "                    return opaque.value, prev, opaque.txid\n",
+            ),
+        ),
     ),
     Guard(
         "5.1",
@@ -38,6 +52,22 @@ VALUE_RULES = (
         "changes[name] = case((same_batch, columns[name]), else_=merged[name])",
         "changes[name] = merged[name]",
         proofs.PROMISE.format("a-share-counts-once"),
+        promises=("transactional-rules", "transactional-replay-is-skipped"),
+        mutant="ReplaysAddAgain",
+        does="A transactional row ignores its txid, so a replay adds to it again.",
+        hunts=(
+            Hunt(WrongResultError, TRANSACTIONAL, 1, ZOMBIES),
+            Hunt(WrongResultError, TRANSACTIONAL, 2),
+        ),
+        instead=(
+            Patch(
+                sources.MERGING,
+                "        txid = attempt.txid\n",
+                "        txid = attempt.txid\n"
+                "        if stored is not None and stored[2] == txid:\n"
+                "            stored = stored[0], stored[1], txid - 1\n",
+            ),
+        ),
     ),
     Guard(
         "5.1",
@@ -46,6 +76,15 @@ VALUE_RULES = (
         "return changes, columns[TXID_COLUMN] <= excluded[TXID_COLUMN]",
         "return changes, None",
         proofs.PROMISE.format("regression-is-refused"),
+        instead=(
+            Patch(
+                sources.MERGING,
+                "        txid = attempt.txid\n",
+                "        txid = attempt.txid\n"
+                "        if stored is not None and stored[2] is not None and stored[2] > txid:\n"
+                "            stored = stored[0], stored[1], txid - 1\n",
+            ),
+        ),
     ),
     Guard(
         "5.1",

@@ -243,27 +243,28 @@ def _environment(here: Demo) -> dict[str, str]:
 def _run_and_be_killed(here: Demo) -> Mapping[str, Any]:
     """Do the first run, which SIGKILLs itself after a commit. Return where."""
     from txstream.cli.demo_driver import run_driver
-    from txstream.cli.faults import FAULT_LOG_VARIABLE, FAULT_VARIABLE
+    from txstream.cli.faults import FAULT_LOG_VARIABLE, FAULT_VARIABLE, Fault
+    from txstream.engine.fault_points import At, Point
 
     # A run without a ledger counts a batch twice if it dies between the SQL commit and storing its progress.
-    point = "after-commit:1" if here.semantics == "non-transactional" else "after-advance:1+open"
+    is_counted_twice = here.semantics == "non-transactional"
+    at = At(Point.AFTER_COMMIT if is_counted_twice else Point.AFTER_ADVANCE, 1)
+    fault = Fault("kill", at, only_open=not is_counted_twice)
     messages = here.cli.log_dir / "demo-first-run.log"
     with tempfile.TemporaryDirectory(prefix="txstream-demo-") as folder, _spinner(here, "counting"):
         told = Path(folder) / "fault.json"
-        fault = {FAULT_VARIABLE: f"kill@{point}", FAULT_LOG_VARIABLE: str(told)}
-        end = run_driver([*_arguments(here), "--quiet"], _environment(here) | fault, messages=messages)
+        variables = {FAULT_VARIABLE: str(fault), FAULT_LOG_VARIABLE: str(told)}
+        end = run_driver([*_arguments(here), "--quiet"], _environment(here) | variables, messages=messages)
         if end.status != -signal.SIGKILL or not told.exists():
             raise DemoError(
                 f"the first driver was to be killed between two batches, but ended with status {end.status}: "
                 f"{_tail(messages)}; its messages are in {messages}"
             )
         killed_at: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
+    at = At(Point(killed_at["point"]), killed_at["txid"])
     batches = ", ".join(f"txid {txid} ({phase})" for txid, phase in killed_at["open"].items())
     while_open = f", while {batches} was open" if batches else ""
-    here.cli.say(
-        f"killed the driver (process {end.pid}, SIGKILL) {killed_at['point'].replace('-', ' ')} of txid "
-        f"{killed_at['txid']}{while_open}"
-    )
+    here.cli.say(f"killed the driver (process {end.pid}, SIGKILL) {at.shown}{while_open}")
     return killed_at
 
 

@@ -129,10 +129,10 @@ def _play(here: Demo, kafka: EmbeddedKafka | None) -> Played:
             [hidden] if kafka is None else [],
         )
         settings = replace(here.settings, fetch_timeout_seconds=3.0)
-        say(f"{here.semantics}: counting; txid {outage.txid} will fail")
+        say(f"{here.semantics}: counting; txid {outage.at.txid} will fail")
         running = start(topology, settings=settings, until="caught-up")
         try:
-            _until(running, lambda: outage.is_due, f"txid {outage.txid}")
+            _until(running, lambda: outage.is_due, f"txid {outage.at.txid}")
             began = time.monotonic()
             if kafka is None:
                 say(f"{hidden} cannot be read from now on (injected)")
@@ -141,7 +141,7 @@ def _play(here: Demo, kafka: EmbeddedKafka | None) -> Played:
                 kafka.stop_broker(_KILLED_NODE, kill=True)
                 say(
                     f"killed Kafka broker {_KILLED_NODE} (process {pid}, {signal.SIGKILL.name}) while txid "
-                    f"{outage.txid} was being processed"
+                    f"{outage.at.txid} was being processed"
                 )
             outage.begin()
             if here.semantics == "transactional":
@@ -162,7 +162,7 @@ def _play(here: Demo, kafka: EmbeddedKafka | None) -> Played:
             with contextlib.suppress(Exception):
                 running.wait(_DEADLINE_SECONDS)  # Spark ends with it
             raise
-    return _collect(here, report, outage.txid)
+    return _collect(here, report, outage.at.txid)
 
 
 def _until(running: RunningTopology, condition: Callable[[], bool], what: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import threading
 from collections.abc import Mapping
@@ -18,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from txstream.api.errors import UsageError
-from txstream.engine.fault_points import Point, PointListener, nobody_listens
+from txstream.engine.fault_points import At, Point, PointListener, nobody_listens
 from txstream.transaction import Txid
 
 FAULT_VARIABLE = "TXSTREAM_FAULT"
 FAULT_LOG_VARIABLE = "TXSTREAM_FAULT_LOG"
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-_FAULT = re.compile(r"(?P<action>kill|stop)@(?P<point>[a-z-]+):(?P<txid>\d+)(?P<open>\+open)?")
+_OPEN = "+open"
 
 
 @dataclass
@@ -33,16 +32,18 @@ class Fault:
     """One fault, which fires once. With `only_open` it fires only while another txid is active."""
 
     action: str
-    point: Point
-    txid: int
+    at: At
     only_open: bool = False
     log: Path | None = None
     fired: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.action}@{self.at}{_OPEN if self.only_open else ''}"
+
     def __call__(self, point: Point, txid: Txid, open_batches: Mapping[Txid, str]) -> None:
         others = {other: phase for other, phase in open_batches.items() if other != txid}
-        due = txid >= self.txid if self.only_open else txid == self.txid
-        if self.fired or point is not self.point or not due or (self.only_open and not others):
+        due = txid >= self.at.txid if self.only_open else txid == self.at.txid
+        if self.fired or point is not self.at.point or not due or (self.only_open and not others):
             return
         self.fired = True
         if self.log is not None:
@@ -52,7 +53,7 @@ class Fault:
         signal.pthread_kill(threading.get_ident(), _SIGNALS[self.action])
 
     def _tell(self, txid: Txid, others: Mapping[Txid, str]) -> None:
-        document = {"pid": os.getpid(), "action": self.action, "point": str(self.point), "txid": txid}
+        document = {"pid": os.getpid(), "action": self.action, "point": str(self.at.point), "txid": txid}
         document["open"] = {str(other): phase for other, phase in others.items()}
         if self.log is not None:
             partial = self.log.with_suffix(".partial")
@@ -62,14 +63,16 @@ class Fault:
 
 def parse_fault(text: str, log: Path | None = None) -> Fault:
     """Return the fault that `text` describes. Raises UsageError for anything else."""
-    match = _FAULT.fullmatch(text)
-    points = [str(point) for point in Point]
-    if match is None or match["point"] not in points:
+    action, _, at = text.partition("@")
+    try:
+        if action not in _SIGNALS:
+            raise ValueError(f"there is no {action!r}")
+        return Fault(action, At.parse(at.removesuffix(_OPEN)), at.endswith(_OPEN), log)
+    except ValueError:
         raise UsageError(
             f"{FAULT_VARIABLE}={text!r}: write kill@POINT:TXID or stop@POINT:TXID, with a POINT of "
-            f"{', '.join(points)}"
-        )
-    return Fault(match["action"], Point(match["point"]), int(match["txid"]), bool(match["open"]), log)
+            f"{', '.join(Point)}"
+        ) from None
 
 
 def from_environment() -> PointListener:

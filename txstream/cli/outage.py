@@ -23,20 +23,23 @@ from txstream import (
 )
 from txstream.api.errors import BatchFailedError
 from txstream.api.spouts import SpoutContext, Unavailable
+from txstream.coordinator import Phase
+from txstream.engine.fault_points import At
 from txstream.examples.word_count import SPOUTS, SplitLine
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
 
 _HOLD_SECONDS = 25.0  # less than a message timeout
 _POLL_SECONDS = 0.05
+_SECOND = At(Phase.PROCESSING, 2)
 
 
 @dataclass(frozen=True)
 class Outage:
-    """An outage while `txid` is being processed. Files in `folder` say how far it has got."""
+    """An outage that fails a batch. Files in `folder` say how far it has got."""
 
     folder: Path
-    txid: int = 2
+    at: At = _SECOND
 
     @property
     def is_due(self) -> bool:
@@ -64,7 +67,7 @@ class Outage:
         deadline = time.monotonic() + _HOLD_SECONDS
         while not self.has_begun and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        raise BatchFailedError(f"txid {self.txid} was to fail in the outage")
+        raise BatchFailedError(f"txid {self.at.txid} was to fail in the outage")
 
 
 class SplitInOutage(SplitLine):
@@ -75,7 +78,7 @@ class SplitInOutage(SplitLine):
 
     def prepare(self, context: TopologyContext) -> None:
         super().prepare(context)
-        if context.attempt.txid == self.outage.txid and not self.outage.has_begun:
+        if At(Phase.PROCESSING, context.attempt.txid) == self.outage.at and not self.outage.has_begun:
             self.outage.fail()
 
 

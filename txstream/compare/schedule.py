@@ -17,13 +17,20 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from txstream.api.errors import BatchFailedError, PartitionUnavailableError, UsageError
+from txstream.coordinator import Phase
 from txstream.engine.batch.executor_failures import CrashError
-from txstream.engine.fault_points import Point
+from txstream.engine.fault_points import At, Point
 from txstream.transaction import TransactionAttempt, Txid
 from txstream.wording import in_order
 
 Kind = Literal["batch", "partition", "crash"]
 
+# Where each kind of fault happens to its txid.
+_POINTS: Mapping[Kind, Point | Phase] = {
+    "batch": Phase.PROCESSED,
+    "partition": Phase.PROCESSING,
+    "crash": Point.AFTER_COMMIT,
+}
 _REASON = "it is away, as the schedule says"
 _WORDS = {
     "batch": "txid {txid} fails in processing, after it has emitted",
@@ -42,6 +49,10 @@ class Fault:
     partition: str | None = None
     batches: int = 4
     seconds: float = 3.0
+
+    @property
+    def at(self) -> At:
+        return At(_POINTS[self.fault], self.txid)
 
     def __str__(self) -> str:
         values = asdict(self)
@@ -132,7 +143,7 @@ class Injector:
     def emitting(self, attempt: TransactionAttempt, metas: Mapping[str, Any]) -> None:
         """Called when an attempt is about to read these partitions. Raises PartitionUnavailableError."""
         with self._lock:
-            fault = self._take("partition", attempt.txid)
+            fault = self._take(At(Phase.PROCESSING, attempt.txid))
             if fault is None or not (fault.partition or metas):
                 return
             partition = fault.partition or min(metas, key=in_order)
@@ -144,17 +155,16 @@ class Injector:
     def emitted(self, attempt: TransactionAttempt) -> None:
         """Called when an attempt was processed. Raises BatchFailedError."""
         with self._lock:
-            fault = self._take("batch", attempt.txid)
+            fault = self._take(At(Phase.PROCESSED, attempt.txid))
         if fault is not None:
             raise BatchFailedError("the batch fails, as the schedule says")
 
     def reached(self, point: Point, txid: Txid, open_batches: Mapping[Txid, str]) -> None:
         """Listen to the run. Raises CrashError, which stands for the driver's death."""
-        if point is Point.AFTER_COMMIT:
-            with self._lock:
-                fault = self._take("crash", txid)
-            if fault is not None:
-                raise CrashError(f"the driver dies after the commit of txid {txid}, as the schedule says")
+        with self._lock:
+            fault = self._take(at := At(point, txid))
+        if fault is not None:
+            raise CrashError(f"the driver dies {at.shown}, as the schedule says")
 
     def unplannable(self, last: Mapping[str, Any]) -> Mapping[str, str]:
         """Return the partitions that the batch after these places must do without, with the reason."""
@@ -187,10 +197,10 @@ class Injector:
     def _is_over(self, outage: Outage) -> bool:
         return self._clock() >= outage.began + outage.fault.seconds
 
-    def _take(self, kind: Kind, txid: int) -> Fault | None:
-        """Return the fault of this kind that is due at this txid, and remove it: a fault happens once."""
+    def _take(self, at: At) -> Fault | None:
+        """Return the fault that is due here, and remove it: a fault happens once."""
         for fault in self._pending:
-            if (fault.fault, fault.txid) == (kind, txid):
+            if fault.at == at:
                 self._pending.remove(fault)
                 self.happened.append((fault, self._clock()))
                 return fault

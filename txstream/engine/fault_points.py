@@ -6,9 +6,12 @@ driver. In ordinary runs nothing listens.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from txstream.coordinator import Phase
 from txstream.transaction import Txid
 
 
@@ -35,6 +38,30 @@ class Point(StrEnum):
 
 WRITE_POINTS = (Point.INSIDE_BEGIN, Point.AFTER_BEGIN, Point.BEFORE_WRITE, Point.AFTER_WRITE)
 """The points that a batch passes only when executors write."""
+
+
+@dataclass(frozen=True)
+class At:
+    """Where a fault happens: a point of a txid, or a phase of its attempts, written `after-commit:3`."""
+
+    point: Point | Phase
+    txid: int
+
+    def __str__(self) -> str:
+        return f"{self.point}:{self.txid}"
+
+    @property
+    def shown(self) -> str:
+        """The place as part of a sentence."""
+        return f"{self.point.replace('-', ' ')} of txid {self.txid}"
+
+    @classmethod
+    def parse(cls, text: str) -> At:
+        """Return the point of a txid that `text` names. Raises ValueError."""
+        point, _, txid = text.partition(":")
+        if not re.fullmatch(r"\d+", txid):
+            raise ValueError(f"{text!r} is not POINT:TXID")
+        return cls(Point(point), int(txid))
 
 
 class PointListener(Protocol):

@@ -17,7 +17,7 @@ from dataclasses import replace
 from txstream.api.errors import TxstreamError, UsageError
 from txstream.api.topology import Topology
 from txstream.coordinator import Phase
-from txstream.engine.fault_points import Point
+from txstream.engine.fault_points import At, Point
 from txstream.testing.driver import SteppedDriver, World
 from txstream.transaction import TransactionAttempt, Txid
 
@@ -41,7 +41,7 @@ class Control:
         self._driver: SteppedDriver | None = None
         self._open_up_to: float = 0
         # The error to raise at a point of a txid's commit, and the one whose failure lowers the marks.
-        self._ambushes: dict[tuple[Point, int], BaseException] = {}
+        self._ambushes: dict[At, BaseException] = {}
         self._awaited: BaseException | None = None
         self._never = threading.Event()
 
@@ -117,17 +117,17 @@ class Control:
     # --- ambushes -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def ambush(self, point: Point, txid: int, error: BaseException) -> Iterator[None]:
-        """Raise `error`, once, when the txid gets to the point. Lower the marks if that fails the attempt."""
-        self._ambushes[point, txid] = self._awaited = error
+    def ambush(self, at: At, error: BaseException) -> Iterator[None]:
+        """Raise `error`, once, when the txid gets there. Lower the marks if that fails the attempt."""
+        self._ambushes[at] = self._awaited = error
         try:
             yield
         finally:
-            self._ambushes.pop((point, txid), None)
+            self._ambushes.pop(at, None)
             self._awaited = None
 
     def _reached(self, point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None:
-        error = self._ambushes.pop((point, txid), None)
+        error = self._ambushes.pop(At(point, txid), None)
         if error is not None:
             raise error
 

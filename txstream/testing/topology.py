@@ -20,7 +20,7 @@ from txstream.api.tracked_builder import TopologyBuilder, TrackedTopology
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.coordinator import Phase
 from txstream.engine.batch.recorded_calls import Call
-from txstream.engine.fault_points import Point, nobody_listens
+from txstream.engine.fault_points import At, Point, nobody_listens
 from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.spouts.failure_markers import CrashError
@@ -258,7 +258,7 @@ class TopologyTest:
                 raise UsageError(f"only a transactional spout's plan is persisted, so nothing crashes {at}")
             if control.is_open(txid):
                 raise UsageError(f"txid {txid} is open, so its plan is persisted; it cannot crash {at}")
-        with control.ambush(at, txid, CrashError(f"the test killed the driver {at}, txid {txid}")):
+        with control.ambush(here := At(at, txid), CrashError(f"the test killed the driver {here.shown}")):
             try:
                 step(txid)
             except CrashError:
@@ -384,7 +384,7 @@ class TopologyTest:
             raise UsageError(
                 f"an attempt cannot fail {at}; it can {', '.join(_FAIL_POINTS)}, and crash at every point"
             )
-        with self._control.ambush(at, txid, error):
+        with self._control.ambush(At(at, txid), error):
             self._control.allow(committed=txid)
             self._control.step(
                 f"txid {txid} to fail {at}", lambda: self._failed_with(txid, error) is not None

@@ -21,7 +21,7 @@ from txstream.state import (
     Transaction,
 )
 from txstream.state.commit_protocol import Writes, nobody
-from txstream.state.records import COMMITTED, COMMITTING
+from txstream.state.records import COMMITTED
 from txstream.state.store import layout
 from txstream.state.store.merging import Key, RowRules, RowValues, Values
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
@@ -123,18 +123,6 @@ def with_rules(kind: type[RowRules]) -> type[MemoryBackend]:
     return Store
 
 
-class AnyOrder(RowRules):
-    def written(
-        self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
-    ) -> RowValues:
-        if stored is not None and stored[2] is not None and stored[2] > attempt.txid:
-            stored = (stored[0], stored[1], attempt.txid - 1)
-        return super().written(stored, delta, attempt, key)
-
-
-breaks("regression-is-refused")(with_rules(AnyOrder))
-
-
 class Skipping(RowRules):
     """An older batch is silently left out."""
 
@@ -149,34 +137,6 @@ class Skipping(RowRules):
 breaks("regression-is-refused")(with_rules(Skipping))
 
 
-@breaks("a-gap-is-refused")
-class NeverLooksBack(TopologyStates):
-    def _was_here(self, here: StateTransaction, commit: Commit) -> bool:
-        txid = commit.attempt.txid
-        return txid in here.entries(txid, txid)
-
-
-@breaks("a-gap-is-refused")
-class BegunIsEnough(TopologyStates):
-    def _was_here(self, here: StateTransaction, commit: Commit) -> bool:
-        before = Txid(commit.attempt.txid - 1)
-        if before in here.entries(before, before):
-            return commit.attempt.txid in here.entries(commit.attempt.txid, commit.attempt.txid)
-        return super()._was_here(here, commit)
-
-
-@breaks("a-gap-is-refused")
-class AnyAttemptIsEnough(TopologyStates):
-    def _was_here(self, here: StateTransaction, commit: Commit) -> bool:
-        return super()._was_here(here, replace(commit, after=None))
-
-
-@breaks("phantom-keys-are-undone", "beginning-undoes")
-class NoRestore(MemoryBackend):
-    def _restore(self, here: Transaction, txid: Txid, spec: TableSpec) -> None:
-        return
-
-
 @breaks("phantom-keys-are-undone")
 class RestoresOnePage(MemoryBackend):
     """A scan ends after the first page of the answer."""
@@ -187,23 +147,6 @@ class RestoresOnePage(MemoryBackend):
             scan = here.scan
             here.scan = lambda space: list(scan(space))[:1000]  # type: ignore[method-assign]
             yield here
-
-
-class KeepsCreated(RowRules):
-    """Restoring leaves the rows that the batch created."""
-
-    def restored(self, stored: RowValues, txid: Txid) -> RowValues | None:
-        return super().restored(stored, txid) or stored
-
-
-breaks("phantom-keys-are-undone")(with_rules(KeepsCreated))
-
-
-@breaks("beginning-undoes")
-class RestoresTheFirstTable(TopologyStates):
-    def _restore(self, here: StateTransaction, attempt: TransactionAttempt) -> None:
-        if len(self.life.tables) > 1:
-            here.restore(attempt, self.life.tables[0])
 
 
 @breaks("beginning-undoes")
@@ -235,22 +178,6 @@ class UndoesTransactional(MemoryBackend):
                 here.put(rows, key, None)
 
 
-class AlwaysAdding(RowRules):
-    """Every write counts as a new batch's."""
-
-    def written(
-        self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
-    ) -> RowValues:
-        if stored is not None and stored[2] == attempt.txid:
-            stored = (stored[0], stored[1], attempt.txid - 1)
-        return super().written(stored, delta, attempt, key)
-
-
-breaks("a-share-counts-once", "transactional-rules", "transactional-replay-is-skipped")(
-    with_rules(AlwaysAdding)
-)
-
-
 @breaks("ledger-keeps-everything")
 class WholeSeconds(MemoryBackend):
     def batch(self, topology: str, txid: int) -> BatchRecord | None:
@@ -272,16 +199,6 @@ class NoDetails(MemoryBackend):
     def batch(self, topology: str, txid: int) -> BatchRecord | None:
         found = super().batch(topology, txid)
         return None if found is None else replace(found, details={})
-
-
-@breaks("ledger-says-committing", "outcome-is-of-one-attempt")
-class SilentBeginning(MemoryBackend):
-    @contextlib.contextmanager
-    def begin(self, *arguments: Any, **options: Any) -> Iterator[StateTransaction]:
-        with super().begin(*arguments, **options) as here:
-            write = here.write_batch
-            here.write_batch = lambda row: write(row) if row.status == COMMITTED else None  # type: ignore[method-assign]
-            yield here
 
 
 @breaks("ledger-says-committing")
@@ -309,13 +226,6 @@ class AnyAttemptCounts(TopologyStates):
     def outcome(self, attempt: TransactionAttempt) -> bool:
         row = self.batch(attempt.txid)
         return row is not None and row.status == COMMITTED
-
-
-@breaks("outcome-is-of-one-attempt")
-class BegunIsDone(TopologyStates):
-    def outcome(self, attempt: TransactionAttempt) -> bool:
-        row = self.batch(attempt.txid)
-        return row is not None and row.status in (COMMITTING, COMMITTED) and row.attempt == attempt.attempt
 
 
 @breaks("non-transactional-has-no-fence")

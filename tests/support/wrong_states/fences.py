@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from support.wrong_states.registry import breaks
-from txstream.semantics import Semantics
-from txstream.state import Commit, FenceRow, MemoryBackend, TopologyLife, TopologyStates, Transaction
+from txstream.state import FenceRow, MemoryBackend, TopologyLife, TopologyStates, Transaction
 from txstream.state.commit_protocol import Writes
 from txstream.state.store import layout
 from txstream.transaction import AttemptId, TransactionAttempt
@@ -57,44 +55,6 @@ class ChecksOnly(MemoryBackend):
         super()._raise(here, life, attempt, **options)
         if not options["may_be_equal"]:
             put(here, life.topology, life.uuid, row.attempt)
-
-
-@breaks("stale-commit-is-refused")
-class TakesAnyAttempt(MemoryBackend):
-    def _raise(self, here: Transaction, life: TopologyLife, attempt: AttemptId, **options: Any) -> None:
-        if self._own_fence(here, life).attempt < attempt or options["may_be_equal"]:
-            super()._raise(here, life, attempt, **options)
-
-
-@breaks("an-attempt-commits-once")
-class AsOftenAsYouLike(MemoryBackend):
-    def _raise(self, *arguments: Any, may_be_equal: bool) -> None:
-        super()._raise(*arguments, may_be_equal=True)
-
-
-@breaks("stale-write-is-refused")
-class WritesUnfenced(TopologyStates):
-    def write(self, attempt: TransactionAttempt, writes: Writes) -> int:
-        with self.store.begin(self.life, "a share", alone=False) as here:
-            for spec, deltas in writes:
-                here.write(attempt, spec, self.store.prepare(spec, deltas))
-        return sum(deltas.num_rows for _, deltas in writes)
-
-
-@breaks("stale-end-is-refused")
-class EndsUnfenced(TopologyStates):
-    def end_commit(self, commit: Commit, **options: Any) -> None:
-        unfenced = replace(self.life, semantics=Semantics.NON_TRANSACTIONAL)
-        TopologyStates(self.store, unfenced).end_commit(commit, **options)
-
-
-@breaks("a-write-needs-a-beginning")
-class AtLeast(MemoryBackend):
-    """A fence below the task's attempt is good enough."""
-
-    def _hold(self, here: Transaction, life: TopologyLife, attempt: AttemptId) -> None:
-        if self._own_fence(here, life).attempt > attempt:
-            super()._hold(here, life, attempt)
 
 
 @breaks("raise-waits-for-commit", "raise-waits-for-beginning")

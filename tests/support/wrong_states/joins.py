@@ -102,14 +102,6 @@ class AnyLifeJoins(MemoryBackend):
         super().join(life if found is None else replace(life, uuid=found.uuid), **options)
 
 
-@breaks("one-id-is-one-life")
-class AnyLifeWrites(MemoryBackend):
-    def _hold(self, here: Transaction, life: TopologyLife, attempt: AttemptId) -> None:
-        found = here.get("fence", (life.topology,))
-        mine = life if found is None else replace(life, uuid=layout.read_fence(found).uuid)
-        super()._hold(here, mine, attempt)
-
-
 @breaks("tables-have-one-owner", "join-is-all-or-nothing")
 class SharedTables(MemoryBackend):
     def _join_table(self, here: Transaction, life: TopologyLife, spec: TableSpec, **options: Any) -> None:
@@ -157,13 +149,6 @@ class IdentityOfTheLastJoin(MemoryBackend):
                 layout.put_fence(here, replace(self._own_fence(here, life), identity=None))
 
 
-@breaks("identity-is-kept")
-class IdentityOverwritten(MemoryBackend):
-    def _raise(self, here: Transaction, life: TopologyLife, attempt: AttemptId, **options: Any) -> None:
-        super()._raise(here, life, attempt, **options)
-        layout.put_fence(here, FenceRow(life.topology, life.uuid, attempt))
-
-
 @breaks("delete-forgets-one-topology")
 class DropsTheState(MemoryBackend):
     def delete(self, topology: str, *, drop_state: bool, **options: Any) -> list[str]:
@@ -202,14 +187,6 @@ class DeletesWhatAnotherDriverLeads(MemoryBackend):
     def delete(self, topology: str, *, drop_state: bool, **options: Any) -> list[str]:
         options.pop("attempt", None)
         return super().delete(topology, drop_state=drop_state, **options)
-
-
-@breaks("lost-fence-stops-writing")
-class MakesFences(MemoryBackend):
-    def _own_fence(self, here: Transaction, life: TopologyLife) -> FenceRow:
-        if here.get("fence", (life.topology,)) is None:
-            return FenceRow(life.topology, life.uuid, AttemptId(0))
-        return super()._own_fence(here, life)
 
 
 @breaks("lost-fence-stops-writing")

@@ -15,19 +15,6 @@ from txstream.transaction import AttemptId, Txid
 
 
 @breaks("pruning-keeps-the-end")
-class PrunesTheLast(MemoryBackend):
-    def prune(
-        self, topology: str, *, committed_before: datetime | None, newest: int | None, rows: int
-    ) -> int:
-        kept = self.batches(topology)
-        going = kept[: len(kept) - (newest or 0)][:rows]
-        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-            for row in going:
-                here.put(layout.ledger_space(topology), (row.txid,), None)
-        return len(going)
-
-
-@breaks("pruning-keeps-the-end")
 class PrunesAllAtOnce(MemoryBackend):
     def prune(
         self, topology: str, *, committed_before: datetime | None, newest: int | None, rows: int
@@ -51,14 +38,6 @@ class AddsToTheLedger(MemoryBackend):
     def begin_ledger(self, life: TopologyLife, attempt: AttemptId, last: BatchRecord) -> None:
         with self.transaction(exclusive=[layout.lock_of(life.topology)]) as here:
             here.put(layout.ledger_space(life.topology), (last.txid,), layout.record_value(last))
-
-
-@breaks("a-ledger-may-begin-late")
-class BeginsEmpty(MemoryBackend):
-    def begin_ledger(self, life: TopologyLife, attempt: AttemptId, last: BatchRecord) -> None:
-        super().begin_ledger(life, attempt, last)
-        with self.transaction(exclusive=[layout.lock_of(life.topology)]) as here:
-            here.put(layout.ledger_space(life.topology), (last.txid,), None)
 
 
 @breaks("a-grown-table-is-migrated")

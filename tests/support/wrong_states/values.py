@@ -49,23 +49,6 @@ class Overwriting(RowRules):
 breaks("opaque-rules", "transactional-rules")(with_rules(Overwriting))
 
 
-class PrevOfWhatChanged(RowRules):
-    """Columns that do not change keep an older prev."""
-
-    def written(
-        self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
-    ) -> RowValues:
-        values, prev, txid = super().written(stored, delta, attempt, key)
-        if stored is not None and stored[2] != attempt.txid and prev is not None:
-            older = stored[1] or (0,) * len(values)
-            columns = zip(values, stored[0], prev, older, strict=True)
-            prev = tuple(was if new != now else old for new, now, was, old in columns)
-        return values, prev, txid
-
-
-breaks("several-columns-are-one-row")(with_rules(PrevOfWhatChanged))
-
-
 class RestoresOneColumn(RowRules):
     def restored(self, stored: RowValues, txid: Txid) -> RowValues | None:
         left = super().restored(stored, txid)
@@ -93,23 +76,6 @@ class NullsAreFine(RowRules):
 
 
 breaks("nulls-change-nothing")(with_rules(NullsAreFine))
-
-
-@breaks("keys-come-once-and-whole")
-class FirstOfTwo(TopologyStates):
-    """One of two deltas of a key is silently lost."""
-
-    def commit(self, commit: Any, **options: Any) -> None:
-        for spec in self.life.tables:
-            name = spec.state.table
-            if name in commit.deltas:
-                rows = {
-                    tuple(row[k] for k in spec.state.key_names): row
-                    for row in commit.deltas[name].to_pylist()
-                }
-                schema = commit.deltas[name].schema
-                commit.deltas[name] = pa.Table.from_pylist(list(rows.values()), schema=schema)
-        super().commit(commit, **options)
 
 
 class Wrapping(RowRules):
@@ -259,14 +225,6 @@ class NothingForNothing(MemoryBackend):
     def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
         found = super().read(spec, keys, before=before)
         return found if found.num_rows else pa.table({})
-
-
-@breaks("opaque-rules")
-class AlwaysNow(MemoryBackend):
-    """A read that asks for the state before the batch gets the present one."""
-
-    def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
-        return super().read(spec, keys, before=Txid(2**62))
 
 
 @breaks("reading-does-not-wait")
