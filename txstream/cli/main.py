@@ -20,6 +20,7 @@ from txstream.api.errors import TxstreamError
 from txstream.cli import (
     administration,
     compare,
+    dead_letters,
     demo,
     describe,
     inspection,
@@ -77,6 +78,7 @@ run.register(app)
 describe.register(app)
 operate.register(app)
 inspection.register(app)
+dead_letters.register(app)
 replay.register(app)
 repair.register(app)
 administration.register(app)

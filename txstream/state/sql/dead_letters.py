@@ -10,14 +10,14 @@ counted without their bytes being read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Row,
+    RowMapping,
     and_,
     delete,
     func,
@@ -95,7 +95,7 @@ def read(
     query = select(*columns).where(dead_letter.c.topology == topology)
     if key is not None:
         query = query.where(dead_letter.c.txid == key.txid, dead_letter.c.place == key.place)
-    rows = connection.execute(query.order_by(dead_letter.c.txid, dead_letter.c.place))
+    rows = connection.execute(query.order_by(dead_letter.c.txid, dead_letter.c.place)).mappings()
     return [_stored(row) for row in rows]
 
 
@@ -135,8 +135,7 @@ def _columns(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def _stored(row: Row[Any]) -> StoredDeadLetter:
-    found: Mapping[str, Any] = row._mapping
+def _stored(found: RowMapping) -> StoredDeadLetter:
     letter = DeadLetter(
         source=found["place"],
         topic=found["topic"],
