@@ -20,7 +20,7 @@ Invariants:
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -60,7 +60,7 @@ def nobody(_point: str) -> None:
     """Do nothing: the listener of a commit that nobody watches."""
 
 
-class StateTransaction(DeadLetterTransaction):
+class StateTransaction(DeadLetterTransaction, ABC):
     """What one transaction of a store can do for one life of a topology. Nobody sees its changes before it is
     committed, and nothing remains of them if it is not."""
 
