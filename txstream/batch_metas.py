@@ -294,7 +294,7 @@ def until(meta: Any, end: int) -> Any:
 
 
 def _holds(meta: Any, offset: int) -> bool:
-    return is_numbered(meta) and bool(meta.start <= offset < meta.end)
+    return not is_numbered(meta) or bool(meta.start <= offset < meta.end)
 
 
 def is_numbered(meta: Any) -> bool:
