@@ -47,7 +47,7 @@ def test_an_upgrade_that_was_broken_off_anywhere(fresh: Callable[[], str]) -> No
     for step in itertools.count():
         url = fresh()
         with contextlib.closing(open_sql_database(url)) as database:
-            old_database(database, url, OLDER[-1])
+            old_database(database, url, OLDER[0])
         crashed = crash_before(url, step, lambda database: database.upgrade())
         goes_on(url, first_run=False)
         if not crashed:

@@ -20,7 +20,7 @@ Invariants:
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from txstream.api.errors import ProgressMismatchError
 from txstream.semantics import Semantics
+from txstream.state.dead_letters import DeadLetterTransaction
 from txstream.state.fence_rules import shown_attempt
 from txstream.state.records import (
     COMMITTED,
@@ -59,7 +60,7 @@ def nobody(_point: str) -> None:
     """Do nothing: the listener of a commit that nobody watches."""
 
 
-class StateTransaction(ABC):
+class StateTransaction(DeadLetterTransaction):
     """What one transaction of a store can do for one life of a topology. Nobody sees its changes before it is
     committed, and nothing remains of them if it is not."""
 
