@@ -7,7 +7,19 @@ from typing import Any
 import pytest
 
 import txstream
-from txstream import DeadLetters, TopologyError
+from txstream import (
+    Count,
+    DeadLetters,
+    MemorySpout,
+    NonTransactionalSpout,
+    OpaqueSpout,
+    SqlState,
+    SqlStateBolt,
+    TopologyError,
+    TransactionalTopologyBuilder,
+)
+from txstream.api.spouts import SourceSpout
+from txstream.cli.main import main
 
 
 @pytest.mark.parametrize(
@@ -34,3 +46,34 @@ def test_impossible_limits_are_refused(setting: dict[str, Any], words: str) -> N
 
 def test_the_setting_is_exported() -> None:
     assert txstream.DeadLetters is DeadLetters
+
+
+def builder(spout: type[SourceSpout[Any]], dead_letters: Any) -> TransactionalTopologyBuilder:
+    source = MemorySpout("word string", {"p": ["a"]})
+    return TransactionalTopologyBuilder("t", "words", spout(source), dead_letters=dead_letters)
+
+
+def test_a_built_topology_has_the_setting() -> None:
+    given = builder(OpaqueSpout, DeadLetters(max_per_batch=7))
+    state = SqlState("counts", key="word string", value="n bigint")
+    given.set_committer_bolt("store", SqlStateBolt(state, n=Count())).fields_grouping("words", "word")
+    assert given.build().dead_letters == DeadLetters(max_per_batch=7)
+
+
+@pytest.mark.parametrize(
+    ("spout", "setting", "words"),
+    [
+        (NonTransactionalSpout, DeadLetters(), "which a non-transactional spout is not"),
+        (OpaqueSpout, 100, "dead_letters is 100; it must be DeadLetters"),
+    ],
+)
+def test_a_builder_refuses_what_is_no_setting_or_not_exact(
+    spout: type[SourceSpout[Any]], setting: Any, words: str
+) -> None:
+    with pytest.raises(TopologyError, match=words):
+        builder(spout, setting)
+
+
+def test_the_command_refuses_no_letters_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "txstream.examples.word_count:topology", "--dead-letters", "0"]) == 2
+    assert "--dead-letters is 0" in capsys.readouterr().err

@@ -14,6 +14,9 @@ Invariants:
   store that was restored from an older copy while a driver ran.
 - When an earlier attempt may have written an opaque batch, its writes are undone in every table, with deltas
   or without, before the new attempt's first delta. Only an attempt that left a ledger row can have written.
+  What it wrote of dead letters is undone whatever the semantics.
+- Dead letters are written by the transaction that writes `committed`, so a record's row is there exactly when
+  the batch that leaves it out is committed.
 - Tables are taken in the order of their names, so that no two transactions deadlock.
 - Non-transactional topologies raise no fence, undo nothing and begin nothing; their ledger only informs.
 """
@@ -159,7 +162,7 @@ class TopologyStates:
                 if self._was_here(here, commit):
                     self._restore(here, attempt)
             rows = _write(here, attempt, writes)
-            here.write_batch(self._row(commit, COMMITTED, rows))
+            self._write_committed(here, commit, rows)
             reached(INSIDE_COMMIT)
 
     def begin_commit(self, commit: Commit, *, reached: Callable[[str], None] = nobody) -> None:
@@ -202,7 +205,7 @@ class TopologyStates:
             if self.life.is_fenced:
                 here.hold_fence(attempt.attempt)
             rows = _write(here, attempt, writes)
-            here.write_batch(self._row(commit, COMMITTED, keys + rows))
+            self._write_committed(here, commit, keys + rows)
             reached(INSIDE_COMMIT)
 
     def outcome(self, attempt: TransactionAttempt) -> bool:
@@ -242,6 +245,12 @@ class TopologyStates:
 
     def _prepared(self, writes: Iterable[tuple[TableSpec, pa.Table]]) -> Writes:
         return [(spec, self.store.prepare(spec, deltas)) for spec, deltas in sorted(writes, key=_name)]
+
+    def _write_committed(self, here: StateTransaction, commit: Commit, keys: int) -> None:
+        row = self._row(commit, COMMITTED, keys)
+        here.write_batch(row)
+        if commit.letters and row.committed_at is not None:
+            here.write_dead_letters(commit.attempt, commit.letters, row.committed_at)
 
     def _row(self, commit: Commit, status: BatchStatus, keys: int) -> BatchRecord:
         return BatchRecord(
@@ -284,6 +293,7 @@ class TopologyStates:
         for spec in sorted(self.life.tables, key=lambda spec: spec.state.table):
             if spec.semantics is Semantics.OPAQUE:
                 here.restore(attempt, spec)
+        here.undo_dead_letters(attempt.txid)
 
 
 def _write(here: StateTransaction, attempt: TransactionAttempt, writes: Writes) -> int:

@@ -40,6 +40,7 @@ class WorkOrder:
     `slots` are those that an operator has changed since the topology was started. The order holds them, so
     that every Spark task of an attempt, even one that is computed again, sees the same layout. `committed` is
     the attempt that was committed last; it is set only in the commit phase, and only if it is known.
+    `excluded` are the offsets, by partition, of the records that the batch leaves out.
     """
 
     attempt: TransactionAttempt
@@ -47,6 +48,7 @@ class WorkOrder:
     assignments: Sequence[Mapping[str, Any]]
     slots: Mapping[str, int] = field(default_factory=dict)
     committed: TransactionAttempt | None = None
+    excluded: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(
@@ -57,6 +59,7 @@ class WorkOrder:
                 "assignments": self.assignments,
                 "slots": dict(self.slots),
                 "committed": self.committed and [self.committed.txid, self.committed.attempt],
+                "excluded": dict(self.excluded),
             },
             separators=(",", ":"),
         )
@@ -72,6 +75,7 @@ class WorkOrder:
             document["assignments"],
             document["slots"],
             None if committed is None else TransactionAttempt(*committed),
+            document["excluded"],
         )
 
 

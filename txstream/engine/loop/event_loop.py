@@ -18,6 +18,7 @@ from txstream.api.topology import Topology
 from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.coordinator import (
     Advance,
+    Amend,
     Cancel,
     Command,
     Coordinator,
@@ -217,6 +218,8 @@ class EventLoop:
                     self._planning.plan(command)
                 case Persist():
                     self._persist(command)
+                case Amend():
+                    self._amend(command)
                 case EmitBatch():
                     self._watcher.emitting(command)
                     self._processing.emit(command)
@@ -250,6 +253,15 @@ class EventLoop:
         def done(metas: BatchMetas[Any]) -> None:
             self.timing(persist.txid).persist_seconds = time.perf_counter() - started
             self.carry_out(self.coordinator.persisted(persist.txid, metas))
+
+        self.workers.submit(Lane.WRITE, work, done, self.fail_run)
+
+    def _amend(self, amend: Amend[Any]) -> None:
+        def work() -> None:
+            self._store.amend(amend.txid, amend.metas)
+
+        def done(_: None) -> None:
+            self.carry_out(self.coordinator.amended(amend.txid))
 
         self.workers.submit(Lane.WRITE, work, done, self.fail_run)
 
