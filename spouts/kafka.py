@@ -14,6 +14,7 @@ The driver's side is `kafka_coordinator`, the executors' is `kafka_emitter`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -183,6 +184,15 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         from txstream.spouts.kafka_emitter import KafkaPartitionEmitter
 
         return KafkaPartitionEmitter(self, context)
+
+    def undecoded(self) -> KafkaSource:
+        found = copy.copy(self)
+        found.key_format = found.value_format = "binary"
+        found.errors = "replace"  # for the names of headers
+        found.schema = None
+        found.output = kafka_schema("binary", "binary")
+        found.kafka_columns = tuple(found.output.names)
+        return found
 
     def identity(self) -> Mapping[str, Any]:
         selection = self.selection

@@ -175,6 +175,13 @@ class PartitionedSpout(ABC, Generic[Meta]):
     def emitter(self, context: SpoutContext) -> PartitionEmitter[Meta]:
         """Open the executors' side, in each worker process."""
 
+    def undecoded(self) -> PartitionedSpout[Meta]:
+        """Return a source of the same records that reads them as they are stored, for dead letters. Rows with
+        columns `topic`, `partition`, `offset` and `value`, and perhaps `key`, `timestamp` and `headers`, are
+        kept as in Kafka, those of any other source as JSON. Override it if `emit` decodes, and may refuse to.
+        """
+        return self
+
     def identity(self) -> Mapping[str, Any]:
         """Return what must not change under one topology id, as JSON values (Kafka: the topics)."""
         return {}

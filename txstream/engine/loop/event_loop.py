@@ -32,6 +32,7 @@ from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.commit_phase import CommitPhase
 from txstream.engine.commit.committer import Committer
 from txstream.engine.fault_points import Point, PointListener, nobody_listens
+from txstream.engine.loop.dead_letter_rows import Letters
 from txstream.engine.loop.failed_attempts import FailedAttempts
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
@@ -70,6 +71,7 @@ class EventLoop:
         waiting: Waiting,
         steering: Steering,
         log_end: LogEnd,
+        letters: Letters,
         *,
         until_txid: int | None = None,
         warm_up_seconds: float = 0.0,
@@ -114,7 +116,8 @@ class EventLoop:
             gather_seconds=gather_seconds,
         )
         self._processing = Processing(
-            self, runner, committer, self._planning, unreadable, watcher, self.statistics, codec
+            *(self, runner, committer, self._planning, unreadable, watcher, self.statistics, codec),
+            *(topology, letters),
         )
         release = self._processing.release
         self._commits = CommitPhase(self, committer, runner, codec, watcher, self.statistics, release)

@@ -25,6 +25,7 @@ from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.bindings import map_bindings
 from txstream.engine.commit.committer import Committer, StateTarget
 from txstream.engine.fault_points import PointListener, nobody_listens
+from txstream.engine.loop.dead_letter_rows import letters_of
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.failing_record import name_record
 from txstream.engine.loop.log_end import LogEnd
@@ -222,6 +223,7 @@ class Driver:
             self.waiting,
             taken.steering,
             log_end,
+            partial(letters_of, topology.spout.source, context),
             until_txid=self._until_txid,
             warm_up_seconds=self._warm_up_seconds,
             gather_seconds=self._gather_seconds,
