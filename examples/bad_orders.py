@@ -50,7 +50,9 @@ class Convert(BasicBolt):
 def graph(spout: SourceSpout[Any], rates: str = "EUR:1", *, table: str = "turnover") -> Topology:
     """Return the topology over any source of orders. `rates` are written as EUR:1,USD:0.92."""
     parsed = {name: Decimal(rate) for name, _, rate in (one.partition(":") for one in rates.split(","))}
-    builder = TransactionalTopologyBuilder("bad-orders", "orders", spout, dead_letters=DeadLetters())
+    # A batch of an example is small, so that one bad order may be a large share of it.
+    asked = DeadLetters(max_share=0.5)
+    builder = TransactionalTopologyBuilder("bad-orders", "orders", spout, dead_letters=asked)
     builder.set_bolt("convert", Convert(parsed), parallelism=2).local_or_shuffle_grouping("orders")
     state = SqlState(table, key="product string", value="euros decimal(18, 2), orders bigint")
     store = builder.set_bolt("store", SqlStateBolt(state, euros=Sum("euros"), orders=Count()))
