@@ -37,6 +37,7 @@ from txstream.spouts.kafka_topic_selection import TopicSelection
 from txstream.spouts.ranges import RecordSpan
 
 if TYPE_CHECKING:
+    from txstream.dead_letters import DeadLetter
     from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
     from txstream.spouts.kafka_emitter import KafkaPartitionEmitter
 
@@ -184,6 +185,11 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         from txstream.spouts.kafka_emitter import KafkaPartitionEmitter
 
         return KafkaPartitionEmitter(self, context)
+
+    def decoded(self, letters: Sequence[DeadLetter]) -> pa.RecordBatch:
+        from txstream.spouts.kafka_letters import decoded
+
+        return decoded(self, letters)
 
     def undecoded(self) -> KafkaSource:
         found = copy.copy(self)

@@ -21,10 +21,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from txstream.api.errors import CorruptStateError, TopologyError
-from txstream.dead_letters import Excluded
+from txstream.dead_letters import Excluded, LetterKey
+from txstream.transaction import Txid
 from txstream.wording import a, in_order
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from txstream.api.spouts import Unavailable
 
 Meta = TypeVar("Meta")
@@ -36,13 +39,16 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 class BatchMetas(Generic[Meta]):
     """The metas of one batch. `partitions` are read in it, `carried` only keep their place, and `unavailable`
     says why a partition was left out. `excluded` are records of its ranges that it leaves out, because each
-    fails by itself. `begun` are those of `carried` that get their first place in it; only a plan knows them,
-    they are not stored."""
+    fails by itself. `retried` are the dead letters of earlier batches that it processes instead of ranges,
+    and `records` their records, once they were read. `begun` are those of `carried` that get their first
+    place in it; only a plan knows them. Neither of the last two is stored."""
 
     partitions: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
     carried: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
     unavailable: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     excluded: tuple[Excluded, ...] = ()
+    retried: tuple[LetterKey, ...] = ()
+    records: pa.RecordBatch | None = field(default=None, repr=False, compare=False)
     begun: Collection[str] = field(default=(), compare=False)
     # The result of `MetaCodec.encode`, kept because the plan's check, the ledger and ZooKeeper all need it.
     _encoded: list[Encoded] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -76,13 +82,23 @@ class BatchMetas(Generic[Meta]):
     @property
     def has_work(self) -> bool:
         """Whether the batch is worth opening: it has something to read, or first places to store."""
-        return bool(self.partitions or self.begun)
+        return bool(self.partitions or self.begun or self.retried)
+
+    def retrying(
+        self, letters: Collection[LetterKey], records: pa.RecordBatch | None = None
+    ) -> BatchMetas[Meta]:
+        """Return a batch that retries these dead letters and keeps the places of this one."""
+        return BatchMetas(carried=self.carried, retried=tuple(sorted(letters)), records=records)
 
     def leaving_out(self, records: Iterable[Excluded]) -> BatchMetas[Meta]:
         """Return the same batch without these records too."""
         excluded = {(one.partition, one.offset): one for one in (*records, *self.excluded)}
         return BatchMetas(
-            self.partitions, self.carried, self.unavailable, tuple(sorted(excluded.values())), self.begun
+            self.partitions,
+            self.carried,
+            self.unavailable,
+            tuple(sorted(excluded.values())),
+            begun=self.begun,
         )
 
     def part(self, partitions: Mapping[str, Meta]) -> BatchMetas[Meta]:
@@ -135,6 +151,8 @@ class MetaCodec(Generic[Meta]):
             document["unavailable"] = dict(metas.unavailable)
         if metas.excluded:
             document["excluded"] = [list(dataclasses.astuple(one)) for one in metas.excluded]
+        if metas.retried:
+            document["retried"] = [[one.txid, one.place] for one in metas.retried]
         metas._encoded.append(document)
         return document
 
@@ -148,11 +166,11 @@ class MetaCodec(Generic[Meta]):
             raise CorruptStateError(
                 f"{where}: expected a JSON object with a batch's metas, found {document!r:.200}"
             )
-        unknown = set(document) - {"partitions", "carried", "unavailable", "excluded"}
+        unknown = set(document) - {"partitions", "carried", "unavailable", "excluded", "retried"}
         if unknown or "partitions" not in document:
             raise CorruptStateError(
-                f"{where}: a batch's metas have 'partitions' and may have 'carried', 'unavailable' and "
-                f"'excluded', found {sorted(document)}"
+                f"{where}: a batch's metas have 'partitions' and may have 'carried', 'unavailable', "
+                f"'excluded' and 'retried', found {sorted(document)}"
             )
         parts = {name: document.get(name, {}) for name in ("partitions", "carried", "unavailable")}
         for name, part in parts.items():
@@ -166,6 +184,7 @@ class MetaCodec(Generic[Meta]):
             {p: self.decode_meta(m, f"{where}, partition {p!r}") for p, m in parts["carried"].items()},
             {str(p): str(reason) for p, reason in parts["unavailable"].items()},
             _decode_excluded(document.get("excluded", []), partitions, where),
+            _decode_retried(document.get("retried", []), where),
         )
 
     def decode_meta(self, document: Any, where: str) -> Meta:
@@ -212,6 +231,15 @@ def _decode_excluded(document: Any, partitions: Mapping[str, Any], where: str) -
             f"{where}: excluded records are in order, and each once, found {document!r:.200}"
         )
     return tuple(found)
+
+
+def _decode_retried(document: Any, where: str) -> tuple[LetterKey, ...]:
+    pairs = document if isinstance(document, list) else [None]
+    if any(not isinstance(one, list) or [type(value) for value in one] != [int, str] for one in pairs):
+        raise CorruptStateError(
+            f"{where}: 'retried' is a JSON array of [txid, place], found {document!r:.200}"
+        )
+    return tuple(LetterKey(Txid(txid), place) for txid, place in pairs)
 
 
 def _is_frozen_dataclass(meta_type: type[Any]) -> bool:

@@ -293,6 +293,10 @@ class Coordinator(Generic[Meta]):
         """The last txid that was opened and will be committed, or the last committed one if none is open."""
         return max((Txid(self.current - 1), *self.active, *self._replays))
 
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
+
     def may_leave_out(self, attempt: TransactionAttempt) -> bool:
         """Return whether the attempt may still come to leave out records of its batch."""
         batch = self._find(attempt)

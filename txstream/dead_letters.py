@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from txstream.api.errors import TopologyError
+from txstream.transaction import Txid
 
 DEFAULT_MAX_PER_BATCH = 100
 DEFAULT_MAX_SHARE = 0.01
@@ -54,6 +55,14 @@ class Excluded:
     offset: int
     component: str
     exception: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LetterKey:
+    """Which dead letter of a topology's life: the batch that left its record out, and the record's place."""
+
+    txid: Txid
+    place: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ import pytest
 from support.states import Rig, word_table
 
 from txstream.api.errors import CorruptStateError, TxstreamError
-from txstream.dead_letters import DeadLetter
-from txstream.state.dead_letters import PLACE_LENGTH, LetterKey, place_of
+from txstream.dead_letters import DeadLetter, LetterKey
+from txstream.state.dead_letters import PLACE_LENGTH, place_of
 from txstream.state.store.memory import forget
 from txstream.transaction import TransactionAttempt, Txid
 

@@ -1,4 +1,4 @@
-"""`txstream dead-letters list | show | export | drop`: the records that batches left out."""
+"""`txstream dead-letters list | show | export | retry | drop`: the records that batches left out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from txstream.api.errors import UsageError
 from txstream.cli.context import Cli, ask
 from txstream.cli.databases import warn_of_missing
 from txstream.cli.inspection import moment_of, shown_time
+from txstream.cli.operate import Later, Timeout, _tell as tell, ask as request, opened
 from txstream.cli.options import Id, command
 from txstream.cli.tables import escaped, quoted
 from txstream.inspect.json_documents import document
@@ -41,6 +42,7 @@ Since = Annotated[
 
 def register(app: typer.Typer) -> None:
     app.add_typer(dead_letters, name="dead-letters")
+    command(dead_letters, "retry")(retry)
     for function, name in ((list_letters, "list"), (show, "show"), (export, "export"), (drop, "drop")):
         command(dead_letters, name, state_databases=True)(function)
 
@@ -144,6 +146,21 @@ def export(
         cli.print(f"wrote {counted(found.num_rows, 'dead letter')} to {out}")
 
 
+def retry(
+    cli: Cli,
+    topology_id: Id,
+    component: Component = None,
+    timeout: Timeout = 30.0,
+    later: Later = False,
+) -> None:
+    """Process dead letters again, with the code that runs now. What fails again stays."""
+    body = {} if component is None else {"components": component}
+    with opened(cli, topology_id) as zookeeper:
+        request_id, told = request(zookeeper, topology_id, "retry", body, timeout, later=later)
+    line = "retries its dead letters" if told is not None else "is to retry its dead letters"
+    tell(cli, topology_id, request_id, told, told or {}, line)
+
+
 def drop(
     cli: Cli,
     topology_id: Id,
@@ -152,9 +169,9 @@ def drop(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete dead letters. Their records are in no state, and from then on nowhere else."""
+    from txstream.dead_letters import LetterKey
     from txstream.inspect.databases import topology_databases
     from txstream.inspect.left_out import is_asked_for
-    from txstream.state.dead_letters import LetterKey
 
     moment = None if since is None else moment_of(since)
     with topology_databases(cli.resolve(), topology_id) as databases:

@@ -19,9 +19,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from txstream.api.errors import StateTableError, UsageError
+from txstream.dead_letters import LetterKey
 from txstream.semantics import Semantics
 from txstream.state.commit_protocol import StateTransaction, TopologyStates
-from txstream.state.dead_letters import LetterKey, StoredDeadLetter
+from txstream.state.dead_letters import StoredDeadLetter
 from txstream.state.reading import StateReading
 from txstream.state.records import BatchRecord, FenceRow, TableSpec, TopologyLife
 from txstream.transaction import AttemptId, Txid

@@ -16,7 +16,7 @@ Invariants:
   or without, before the new attempt's first delta. Only an attempt that left a ledger row can have written.
   What it wrote of dead letters is undone whatever the semantics.
 - Dead letters are written by the transaction that writes `committed`, so a record's row is there exactly when
-  the batch that leaves it out is committed.
+  the batch that leaves it out is committed. So is the status of those that the batch retries.
 - Tables are taken in the order of their names, so that no two transactions deadlock.
 - Non-transactional topologies raise no fence, undo nothing and begin nothing; their ledger only informs.
 """
@@ -251,6 +251,8 @@ class TopologyStates:
         here.write_batch(row)
         if commit.letters and row.committed_at is not None:
             here.write_dead_letters(commit.attempt, commit.letters, row.committed_at)
+        if commit.retried:
+            here.mark_retried(commit.retried, commit.attempt.txid)
 
     def _row(self, commit: Commit, status: BatchStatus, keys: int) -> BatchRecord:
         return BatchRecord(

@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Final
 
 from txstream.api.errors import CorruptStateError, StateTableError, TopologyError
-from txstream.dead_letters import DeadLetter
+from txstream.dead_letters import DeadLetter, LetterKey
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.wording import storable
 
@@ -45,14 +45,6 @@ class StoredDeadLetter:
     status: str
     when: datetime
     letter: DeadLetter
-
-
-@dataclass(frozen=True, slots=True)
-class LetterKey:
-    """Which row of a topology's life."""
-
-    txid: Txid
-    place: str
 
 
 class DeadLetterTransaction:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from txstream.api.errors import CorruptStateError, ServiceUnavailableError, StateTableError
 from txstream.api.reducers import Reducer
 from txstream.api.state import SqlState
-from txstream.dead_letters import DeadLetter
+from txstream.dead_letters import DeadLetter, LetterKey
 from txstream.semantics import Semantics
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
@@ -73,7 +73,8 @@ class Commit:
     committed the previous txid (None where unknown). Times are timezone-aware. `details` is for information
     only, in JSON values: `path` ("driver" or "executors"), `timings` (seconds by step), `attempts` (those of
     this txid that failed: attempt, error, failed_at), `digests` (by table: `txstream.digests`). `letters` are
-    the records that `metas` leave out, in the one store of the topology that keeps them.
+    the records that `metas` leave out, in the one store of the topology that keeps them; `retried` are those
+    of earlier batches that it retries, wherever they are.
     """
 
     attempt: TransactionAttempt
@@ -86,6 +87,7 @@ class Commit:
     details: Mapping[str, Any] = field(default_factory=dict)
     after: AttemptId | None = None
     letters: Sequence[DeadLetter] = ()
+    retried: Sequence[LetterKey] = ()
 
 
 @dataclass(frozen=True)

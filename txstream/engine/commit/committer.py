@@ -27,7 +27,7 @@ import pyarrow as pa
 from txstream.api.bolts import StateCommitter
 from txstream.api.errors import BatchFailedError, FencedError, ServiceUnavailableError, TopologyError
 from txstream.api.topology import Topology
-from txstream.dead_letters import DeadLetter
+from txstream.dead_letters import DeadLetter, LetterKey
 from txstream.digests import TableDigest, digest_of
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.commit.shares import StateWrite, TableDeltas
@@ -65,7 +65,8 @@ Prepared = Mapping[str, StateDeltas]
 class ProcessedBatch:
     """A batch between the phases. `deltas` are those of the states that are fed in processing. `attempts` are
     the failed ones of its txid, as the ledger keeps them. `timings` are seconds by step, to which every later
-    step adds its own. `letters` are the records that its metas leave out."""
+    step adds its own. `letters` are the records that its metas leave out, `retried` the dead
+    letters that it retries."""
 
     result: BatchResult
     deltas: Prepared
@@ -75,6 +76,7 @@ class ProcessedBatch:
     attempts: Sequence[Mapping[str, Any]] = ()
     timings: dict[str, float] = field(default_factory=dict)
     letters: Sequence[DeadLetter] = ()
+    retried: Sequence[LetterKey] = ()
 
 
 class ShareWriter(Protocol):
@@ -321,6 +323,7 @@ class Committer:
             error=batch.error,
             details=details,
             after=self._committed_by.get(Txid(attempt.txid - 1)),
+            retried=batch.retried,
         )
 
     def _outcome(self, states: TopologyStates, attempt: TransactionAttempt, *, lost: bool) -> bool:

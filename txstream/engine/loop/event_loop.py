@@ -42,6 +42,7 @@ from txstream.engine.loop.outages import RunAbortedError, Waiting
 from txstream.engine.loop.pace import Pace
 from txstream.engine.loop.planning import Planning
 from txstream.engine.loop.processing import Processing
+from txstream.engine.loop.retries import Retries
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Event, Lane, Workers
 from txstream.engine.report import BatchTiming, Statistics
@@ -72,6 +73,7 @@ class EventLoop:
         steering: Steering,
         log_end: LogEnd,
         letters: Letters,
+        retries: Retries,
         *,
         until_txid: int | None = None,
         warm_up_seconds: float = 0.0,
@@ -114,10 +116,12 @@ class EventLoop:
             *(self, spout, store, waiting, unreadable, pace, log_end),
             most_of_partition=topology.spout.source.max_records_per_partition,
             gather_seconds=gather_seconds,
+            retries=retries,
         )
+        self._retries = retries
         self._processing = Processing(
             *(self, runner, committer, self._planning, unreadable, watcher, self.statistics, codec),
-            *(topology, letters),
+            *(topology, letters, retries),
         )
         release = self._processing.release
         self._commits = CommitPhase(self, committer, runner, codec, watcher, self.statistics, release)
@@ -196,7 +200,8 @@ class EventLoop:
         last = coordinator.committed_metas().positions()
         self.caught_up = self.log_end.is_reached(last)
         ended = self._until_txid is not None and coordinator.current > self._until_txid
-        return self.caught_up or coordinator.is_draining or ended
+        caught_up = self.caught_up and (coordinator.is_paused or not self._retries.are_asked)
+        return caught_up or coordinator.is_draining or ended
 
     def _shut_down(self) -> None:
         self.workers.interrupt()

@@ -65,11 +65,12 @@ class Isolation(Generic[T]):
     def run(
         self, attempt: TransactionAttempt, metas: BatchMetas[Any], is_wanted: Callable[[], bool]
     ) -> Isolated[T]:
-        """Process a batch, without the records that fail by themselves. Raises the first error when it cannot
-        be explained by single records, or by so few of them; BatchFailedError once it is not wanted."""
+        """Process a batch, without the records that fail by themselves; of retried ones each is tried alone.
+        Raises the first error when it cannot be explained by single records, or by so few of them;
+        BatchFailedError once it is not wanted."""
         search = _Search(self, attempt, metas, is_wanted)
         try:
-            return search.run(metas)
+            return search.retry(metas) if metas.retried else search.run(metas)
         finally:
             del self._trials[attempt]
 
@@ -106,6 +107,19 @@ class _Search(Generic[T]):
                 if len(self._found) == known:
                     raise
                 metas = metas.leaving_out(one.record for one in self._found)
+
+    def retry(self, metas: BatchMetas[Any]) -> Isolated[T]:
+        """Process a batch of dead letters without those that fail again by themselves: they stay dead."""
+        while True:
+            try:
+                return Isolated(metas, self._processed(metas), [])
+            except Exception as error:
+                if not may_be_a_record(error):
+                    raise
+                well = [one for one in metas.retried if self._failure(metas.retrying([one])) is None]
+                if len(well) == len(metas.retried):
+                    raise
+                metas = metas.retrying(well)
 
     def _search(self, part: BatchMetas[Any], error: Exception) -> None:
         """Find the records of a part, which fails with this error."""

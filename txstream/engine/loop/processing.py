@@ -23,6 +23,7 @@ from txstream.engine.loop.dead_letter_rows import Letters
 from txstream.engine.loop.isolation import Found, Isolated, Isolation
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.planning import Planning
+from txstream.engine.loop.retries import Retries
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Lane
 from txstream.engine.report import Statistics
@@ -55,6 +56,7 @@ class Processing:
         codec: MetaCodec[Any],
         topology: Topology,
         letters: Letters,
+        retries: Retries,
     ) -> None:
         self._codec = codec
         self._statistics = statistics
@@ -67,6 +69,7 @@ class Processing:
         self._processed: dict[TransactionAttempt, ProcessedBatch] = {}
         self._emitted: set[Txid] = set()
         self._letters = letters
+        self._retries = retries
         # What was found to fail by itself in open batches.
         self._found: dict[Txid, Sequence[Found]] = {}
         limits = topology.dead_letters
@@ -155,9 +158,9 @@ class Processing:
             self._watcher.processed(attempt, result)
             if batches.is_active(attempt):
                 batches.timing(attempt.txid).merge_seconds = isolated.processed.merge_seconds
-                self._keep(emit, isolated.processed, letters)
-                if isolated.found:
-                    self._leave_out(attempt, isolated)
+                self._keep(emit, isolated, letters)
+                if isolated.metas != emit.metas:
+                    self._leave_out(attempt, emit.metas, isolated)
             else:
                 self._release_soon(result)
             batches.carry_out(batches.coordinator.ack(attempt))
@@ -187,7 +190,7 @@ class Processing:
         self, attempt: TransactionAttempt, metas: BatchMetas[Any], *, is_checked: bool = False
     ) -> _Processed:
         """Do to a batch what comes before its commit. `is_checked`: raise what a database would refuse."""
-        result = self._runner.run(attempt, metas)
+        result = self._runner.run(attempt, self._retries.loaded(metas))
         started = time.perf_counter()
         try:
             deltas = self._committer.prepare(result)
@@ -198,7 +201,9 @@ class Processing:
             raise
         return _Processed(result, deltas, time.perf_counter() - started)
 
-    def _leave_out(self, attempt: TransactionAttempt, isolated: Isolated[_Processed]) -> None:
+    def _leave_out(
+        self, attempt: TransactionAttempt, planned: BatchMetas[Any], isolated: Isolated[_Processed]
+    ) -> None:
         """Have the batch commit without what was found, and say so: each reason once, no record's content."""
         self._found[attempt.txid] = [*self._found.get(attempt.txid, ()), *isolated.found]
         reasons = Counter((one.record.component, one.record.exception) for one in isolated.found)
@@ -207,11 +212,18 @@ class Processing:
                 "txid %d: %s: %s in component %r",
                 *(attempt.txid, counted(number, "dead letter"), kind, component),
             )
+        again = set(planned.retried).difference(isolated.metas.retried)
+        if again:
+            self._retries.failed(again)
+            log.warning("txid %d: %s failed again", attempt.txid, counted(len(again), "dead letter"))
         coordinator = self._batches.coordinator
         self._batches.carry_out(coordinator.leave_out(attempt, isolated.metas))
 
-    def _keep(self, emit: EmitBatch[Any], processed: _Processed, letters: Sequence[DeadLetter]) -> None:
-        attempt, result = emit.attempt, processed.result
+    def _keep(
+        self, emit: EmitBatch[Any], isolated: Isolated[_Processed], letters: Sequence[DeadLetter]
+    ) -> None:
+        attempt, processed = emit.attempt, isolated.processed
+        result = processed.result
         timing = self._batches.timing(attempt.txid)
         timing.records, timing.width = result.records, result.width
         timing.job_seconds = result.job_seconds
@@ -226,4 +238,5 @@ class Processing:
             error=failures.last_error if failures is not None else None,
             attempts=failures.for_ledger(emit.metas, self._codec.encode_meta) if failures is not None else (),
             letters=letters,
+            retried=isolated.metas.retried,
         )

@@ -31,6 +31,7 @@ from txstream.engine.loop.failing_record import name_record
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.outages import Waiting
+from txstream.engine.loop.retries import Retries
 from txstream.engine.loop.workers import Workers
 from txstream.engine.report import RunReport
 from txstream.engine.start.identity import check_identity
@@ -224,6 +225,11 @@ class Driver:
             taken.steering,
             log_end,
             partial(letters_of, topology.spout.source, context),
+            Retries(
+                [target.of(topology, taken.identity.uuid) for target in targets],
+                topology.spout.source.decoded,
+                taken.steering.retries,
+            ),
             until_txid=self._until_txid,
             warm_up_seconds=self._warm_up_seconds,
             gather_seconds=self._gather_seconds,

@@ -15,9 +15,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txstream.api.errors import ServiceUnavailableError, StateValueError, TxstreamError
-from txstream.dead_letters import DeadLetter
+from txstream.dead_letters import DeadLetter, LetterKey
 from txstream.state.commit_protocol import StateTransaction
-from txstream.state.dead_letters import LetterKey
 from txstream.state.records import BatchRecord, BatchStatus, TableSpec, TopologyLife
 from txstream.state.sql import dead_letters, fence, ledger
 from txstream.state.sql.dialect import Touch

@@ -21,8 +21,9 @@ from txstream.api.errors import (
     StateValueError,
     TxstreamError,
 )
+from txstream.dead_letters import LetterKey
 from txstream.state.backend import StateBackend
-from txstream.state.dead_letters import LetterKey, StoredDeadLetter
+from txstream.state.dead_letters import StoredDeadLetter
 from txstream.state.records import BatchRecord, FenceRow, TableSpec, TopologyLife
 from txstream.state.sql import (
     dead_letters,

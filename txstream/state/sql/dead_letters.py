@@ -26,16 +26,8 @@ from sqlalchemy import (
     update,
 )
 
-from txstream.dead_letters import DeadLetter
-from txstream.state.dead_letters import (
-    DEAD,
-    LetterKey,
-    StoredDeadLetter,
-    cleaned,
-    not_dead,
-    place_of,
-    retried_in,
-)
+from txstream.dead_letters import DeadLetter, LetterKey
+from txstream.state.dead_letters import DEAD, StoredDeadLetter, cleaned, not_dead, place_of, retried_in
 from txstream.state.sql.framework_tables import dead_letter
 from txstream.transaction import AttemptId, Txid
 

@@ -27,11 +27,11 @@ from txstream.api.errors import (
 )
 from txstream.api.reducers import Reducer
 from txstream.batch_metas import to_json
-from txstream.dead_letters import DeadLetter
+from txstream.dead_letters import DeadLetter, LetterKey
 from txstream.state import declarations, fence_rules
 from txstream.state.backend import StateBackend
 from txstream.state.commit_protocol import StateTransaction
-from txstream.state.dead_letters import LetterKey, StoredDeadLetter
+from txstream.state.dead_letters import StoredDeadLetter
 from txstream.state.declarations import Owner
 from txstream.state.reading import StateReading
 from txstream.state.records import BatchRecord, BatchStatus, FenceRow, TableSpec, TopologyLife

@@ -9,16 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from txstream.api.errors import CorruptStateError
-from txstream.dead_letters import DeadLetter
-from txstream.state.dead_letters import (
-    DEAD,
-    LetterKey,
-    StoredDeadLetter,
-    cleaned,
-    not_dead,
-    place_of,
-    retried_in,
-)
+from txstream.dead_letters import DeadLetter, LetterKey
+from txstream.state.dead_letters import DEAD, StoredDeadLetter, cleaned, not_dead, place_of, retried_in
 from txstream.state.records import TopologyLife
 from txstream.state.store import layout
 from txstream.state.store.layout import Transaction
