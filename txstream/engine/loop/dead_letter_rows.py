@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from txstream.api.errors import ShortReadError
 from txstream.api.spouts import PartitionedSpout, PartitionEmitter, SpoutContext
-from txstream.batch_metas import BatchMetas, until
+from txstream.batch_metas import BatchMetas
 from txstream.dead_letters import DeadLetter, Excluded
-from txstream.engine.loop.isolation import Found
+from txstream.engine.loop.isolation import Found, alone_in
 from txstream.transaction import TransactionAttempt
 
 Letters = Callable[[TransactionAttempt, BatchMetas[Any], Sequence[Found]], Sequence[DeadLetter]]
@@ -49,8 +48,7 @@ def letters_of(
 def _row(
     emitter: PartitionEmitter[Any], attempt: TransactionAttempt, metas: BatchMetas[Any], record: Excluded
 ) -> Mapping[str, Any]:
-    alone = until(replace(metas.partitions[record.partition], start=record.offset), record.offset + 1)
-    for batch in emitter.emit(attempt, record.partition, alone):
+    for batch in emitter.emit(attempt, record.partition, alone_in(metas, record)):
         for row in batch.to_pylist():
             found: Mapping[str, Any] = row
             return found

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from txstream.api.errors import BatchFailedError
-from txstream.batch_metas import BatchMetas, halves, is_numbered, pieces
+from txstream.batch_metas import BatchMetas, halves, is_numbered, pieces, until
 from txstream.dead_letters import DeadLetters, Excluded
 from txstream.engine.batch.sizing import planned_records
 from txstream.engine.loop.retry_policy import may_be_a_record, shortened
@@ -74,6 +75,28 @@ class Isolation(Generic[T]):
         finally:
             del self._trials[attempt]
 
+    def tell_again(
+        self,
+        attempt: TransactionAttempt,
+        metas: BatchMetas[Any],
+        known: Sequence[Found],
+        is_wanted: Callable[[], bool],
+    ) -> list[Found]:
+        """Return in which words the records fail that a batch leaves out. A stored plan keeps no words, so
+        what an earlier driver found is tried again. It stays left out, whatever comes of that."""
+        told = {one.record: one for one in known}
+        search = _Search(self, attempt, metas, is_wanted)
+        try:
+            for record in metas.excluded:
+                if record not in told:
+                    alone = alone_in(metas, record)
+                    error = search.failure(BatchMetas({record.partition: alone}))
+                    words = ("it does not fail any more", "") if error is None else _words(error)
+                    told[record] = Found(record, *words)
+        finally:
+            del self._trials[attempt]
+        return list(told.values())
+
 
 class _Search(Generic[T]):
     """The search of one attempt."""
@@ -130,14 +153,14 @@ class _Search(Generic[T]):
         for half in halves(part.partitions, exact=True):
             smaller = part.part(half)
             if _is_left(smaller):
-                failure = self._failure(smaller)
+                failure = self.failure(smaller)
                 if failure is not None:
                     self._search(smaller, failure)
 
     def _add(self, part: BatchMetas[Any], place: tuple[str, int], error: Exception) -> None:
         component = getattr(error, "component", None)
         # No bolt has told it, so it may be a machine's fault.
-        if component is None and self._failure(part) is None:
+        if component is None and self.failure(part) is None:
             return
         if len(self._found) == self._left:
             assert self._first is not None
@@ -147,11 +170,9 @@ class _Search(Generic[T]):
             )
             raise AboveLimitError(self._first)
         kind = getattr(error, "kind", None) or type(error).__name__
-        message = str(getattr(error, "words", None) or error)
-        traceback = "\n".join(getattr(error, "__notes__", ()))
-        self._found.append(Found(Excluded(*place, component or "", kind), shortened(message), traceback))
+        self._found.append(Found(Excluded(*place, component or "", kind), *_words(error)))
 
-    def _failure(self, part: BatchMetas[Any]) -> Exception | None:
+    def failure(self, part: BatchMetas[Any]) -> Exception | None:
         """Try a part. Return how it fails, or None."""
         try:
             self._isolation._release(self._processed(part))
@@ -174,6 +195,17 @@ class AboveLimitError(Exception):
     def __init__(self, first: Exception) -> None:
         super().__init__(str(first))
         self.first = first
+
+
+def _words(error: Exception) -> tuple[str, str]:
+    """Return an error's message and the traceback of what raised it."""
+    message = str(getattr(error, "words", None) or error)
+    return shortened(message), "\n".join(getattr(error, "__notes__", ()))
+
+
+def alone_in(metas: BatchMetas[Any], record: Excluded) -> Any:
+    """Return the range of a batch that holds only this record."""
+    return until(replace(metas.partitions[record.partition], start=record.offset), record.offset + 1)
 
 
 def _only_record(part: BatchMetas[Any]) -> tuple[str, int] | None:

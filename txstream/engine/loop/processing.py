@@ -135,18 +135,23 @@ class Processing:
         if not batches.is_active(attempt):
             return
 
-        isolation = self._isolation if batches.failures.isolates(attempt) else None
-        known = self._found.get(attempt.txid, ())
+        isolates, known = batches.failures.isolates(attempt), self._found.get(attempt.txid, ())
+
+        def is_wanted() -> bool:
+            return batches.is_active(attempt)
 
         def work() -> tuple[Isolated[_Processed], Sequence[DeadLetter]]:
-            if isolation is None:
-                done = Isolated(emit.metas, self._process(attempt, emit.metas), [])
+            found = known
+            if emit.metas.excluded and self._isolation is not None:
+                found = self._isolation.tell_again(attempt, emit.metas, known, is_wanted)
+            if isolates and self._isolation is not None:
+                done = self._isolation.run(attempt, emit.metas, is_wanted)
             else:
-                done = isolation.run(attempt, emit.metas, lambda: batches.is_active(attempt))
+                done = Isolated(emit.metas, self._process(attempt, emit.metas), [])
             if not done.metas.excluded:
                 return done, ()
             try:
-                return done, self._letters(attempt, done.metas, [*known, *done.found])
+                return done, self._letters(attempt, done.metas, [*found, *done.found])
             except BaseException:
                 self.release(done.processed.result)
                 raise
@@ -170,7 +175,7 @@ class Processing:
             def is_due() -> bool:
                 if batches.coordinator.active[attempt.txid].phase is not Phase.PROCESSING:
                     return False
-                begun = 0 if isolation is None else isolation.trials(attempt)
+                begun = 0 if self._isolation is None else self._isolation.trials(attempt)
                 if begun != trials:
                     watch(begun)  # each trial has as much time as an attempt
                 return begun == trials
