@@ -6,7 +6,7 @@ The topic's values are JSON: {"product": "tea", "amount": "4.50", "currency": "E
 cannot be decoded, and one in a currency without a rate makes the bolt `convert` raise. Such an order stops
 nothing: it is left out of its batch and kept in the table `txstream_dead_letter`, with its bytes and its
 error (`txstream dead-letters list bad-orders`). With one more rate (`-p rates=EUR:1,USD:0.92`), later orders
-in that currency count.
+in that currency count, and `txstream dead-letters retry bad-orders` counts those that were left out.
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ from txstream import (
 from txstream.api.errors import DecodeError
 from txstream.dead_letters import DeadLetter
 from txstream.engine.fault_points import Point
+from txstream.inspect import replay, why
+from txstream.settings import Settings
 from txstream.spouts.kafka import KafkaSource
 from txstream.state import open_database
 from txstream.testing import TopologyTest
@@ -147,6 +149,19 @@ def test_a_retry_in_which_all_fail_again_changes_nothing(make: Any, spout: Any) 
     assert (rig.counts(), rig.letters()) == ({"a": 2, "b": 1}, before)
 
 
+def test_replay_and_why_know_what_was_retried(make: Any, source: MemorySpout) -> None:
+    rig = make(OpaqueSpout)
+    Parse.bad = set()
+    rig.retry()
+    rig.test.crash()
+    settings = Settings(database=rig.urls[0])
+    asked = rig.topology(OpaqueSpout(source))
+    again = replay(asked, 2, settings)
+    assert (again.same, again.batches[0].records) == (True, 4)
+    found = why(asked, "words_0", ["bad1"], settings)
+    assert (found.is_complete, [(part.txid, part.delta) for part in found.parts]) == (True, [(2, {"n": 2})])
+
+
 @BOTH
 def test_only_what_failed_in_some_components(make: Any, spout: Any) -> None:
     rig = make(spout)
@@ -185,7 +200,10 @@ def test_a_driver_dies_in_a_retry(make: Any, spout: Any, at: Point, source: Memo
     rig.test.run()
     rig.retry()  # it was granted, so a plan that only the dead driver knew is asked for again
     assert rig.counts() == counted("bad2") | {"c": 3}
-    assert [status == "dead" for _, status in rig.letters()] == [False, True, False, False]
+    statuses = [status for _, status in rig.letters()]
+    assert [status == "dead" for status in statuses] == [False, True, False, False]
+    if spout is TransactionalSpout:
+        assert "retried in txid 2" in statuses, "its plan is stored, so it goes on by itself"
 
 
 @BOTH

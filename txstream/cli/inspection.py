@@ -205,6 +205,8 @@ def shown_ranges(metas: Mapping[str, Any]) -> str:
         else partition
         for partition, found in sorted(plain_partitions(metas).items(), key=lambda item: in_order(item[0]))
     ]
+    if metas.get("retried"):
+        parts = [f"retry of {counted(len(metas['retried']), 'dead letter')}"]
     if not parts:
         places = sorted(places_of(metas).items(), key=lambda item: in_order(item[0]))
         parts = [f"{partition} begins at {place}" for partition, place in places]

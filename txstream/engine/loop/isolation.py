@@ -132,16 +132,19 @@ class _Search(Generic[T]):
                 metas = metas.leaving_out(one.record for one in self._found)
 
     def retry(self, metas: BatchMetas[Any]) -> Isolated[T]:
-        """Process a batch of dead letters without those that fail again by themselves: they stay dead."""
+        """Process a batch of dead letters without those that fail again: they stay dead. Of records that fail
+        only together, half are taken."""
         while True:
             try:
                 return Isolated(metas, self._processed(metas), [])
             except Exception as error:
                 if not may_be_a_record(error):
                     raise
-                well = [one for one in metas.retried if self._failure(metas.retrying([one])) is None]
+                well = [one for one in metas.retried if self.failure(metas.retrying([one])) is None]
                 if len(well) == len(metas.retried):
-                    raise
+                    if len(well) < 2:
+                        raise
+                    well = well[: len(well) // 2]
                 metas = metas.retrying(well)
 
     def _search(self, part: BatchMetas[Any], error: Exception) -> None:
