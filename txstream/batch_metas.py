@@ -234,7 +234,7 @@ def _decode_excluded(document: Any, partitions: Mapping[str, Any], where: str) -
 
 
 def _decode_retried(document: Any, where: str) -> tuple[LetterKey, ...]:
-    pairs = document if isinstance(document, list) else [None]
+    pairs: list[Any] = document if isinstance(document, list) else [document]
     if any(not isinstance(one, list) or [type(value) for value in one] != [int, str] for one in pairs):
         raise CorruptStateError(
             f"{where}: 'retried' is a JSON array of [txid, place], found {document!r:.200}"
