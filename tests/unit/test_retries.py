@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
+from support.memory_zookeeper import MemoryZooKeeper
+from support.states import attempt
 
 from txstream import (
     BasicBolt,
@@ -23,14 +27,20 @@ from txstream import (
     TransactionalTopologyBuilder,
     Tuple,
 )
-from txstream.api.errors import DecodeError
-from txstream.dead_letters import DeadLetter
+from txstream.api.errors import CorruptStateError, DecodeError
+from txstream.batch_metas import BatchMetas, MetaCodec
+from txstream.cli import operate
+from txstream.cli.main import main
+from txstream.dead_letters import DeadLetter, LetterKey
+from txstream.engine.batch.messages import WorkOrder
 from txstream.engine.fault_points import Point
-from txstream.inspect import replay, why
+from txstream.inspect import replay as run_again, why
 from txstream.settings import Settings
 from txstream.spouts.kafka import KafkaSource
+from txstream.spouts.memory import MemoryRange
 from txstream.state import open_database
 from txstream.testing import TopologyTest
+from txstream.transaction import Txid
 from txstream.zookeeper import Kind
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
@@ -156,7 +166,7 @@ def test_replay_and_why_know_what_was_retried(make: Any, source: MemorySpout) ->
     rig.test.crash()
     settings = Settings(database=rig.urls[0])
     asked = rig.topology(OpaqueSpout(source))
-    again = replay(asked, 2, settings)
+    again = run_again(asked, 2, settings)
     assert (again.same, again.batches[0].records) == (True, 4)
     found = why(asked, "words_0", ["bad1"], settings)
     assert (found.is_complete, [(part.txid, part.delta) for part in found.parts]) == (True, [(2, {"n": 2})])
@@ -218,6 +228,63 @@ def test_large_ones_are_retried_in_several_batches(
         rig.test.commit()
     assert rig.counts() == counted()
     assert len({status for _, status in rig.letters()}) > 1
+
+
+# --- what is asked, stored and sent ------------------------------------------------------------------------
+
+
+def test_code_that_asks_for_no_dead_letters_refuses(make: Any) -> None:
+    rig = make(OpaqueSpout)
+    rig.test.restart(replace(rig.test.topology, dead_letters=None))
+    requests = rig.test._control.driver.requests
+    request = requests.ask(Kind.RETRY, {})
+    rig.test.settle()
+    answer = requests.wait_answer(request, 0.0)
+    assert "asks for no dead letters" in answer.refused
+
+
+def test_a_pause_comes_first(make: Any) -> None:
+    rig = make(OpaqueSpout)
+    Parse.bad = set()
+    rig.test._control.driver.requests.ask(Kind.PAUSE, {})
+    rig.ask()
+    rig.test.settle()
+    rig.test.run()
+    assert rig.counts() == {"a": 2, "b": 1}
+    rig.test._control.driver.requests.ask(Kind.RESUME, {})
+    rig.test.settle()
+    rig.test.commit()
+    assert rig.counts() == counted()
+
+
+def test_the_command_asks(make: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    zookeeper = MemoryZooKeeper()
+    monkeypatch.setattr(operate, "open_zookeeper", zookeeper.opened)
+    store = zookeeper.run_topology("words", driver=False)
+    words = ["dead-letters", "retry", "words", "--component", "parse", "--zookeeper", "127.0.0.1:1"]
+    assert main(words) == 1
+    assert "nothing runs topology 'words' now" in capsys.readouterr().err
+    assert main([*words, "--later"]) == 0
+    assert capsys.readouterr().out == "words: is to retry its dead letters\n"
+    (asked,) = store.read_requests().waiting
+    assert (asked.kind, asked.body) == ("retry", {"components": ["parse"]})
+
+
+def test_a_batch_of_retries_is_stored() -> None:
+    codec: MetaCodec[Any] = MetaCodec(MemoryRange)
+    letters = [LetterKey(Txid(2), "p@7"), LetterKey(Txid(1), "p@9")]
+    metas = BatchMetas(carried={"p": MemoryRange(4, 4)}).retrying(letters)
+    assert codec.encode(metas)["retried"] == [[1, "p@9"], [2, "p@7"]]
+    assert (codec.decode(dict(codec.encode(metas)), "here"), metas.has_work) == (metas, True)
+    for damaged in ({}, [1], [[1]], [["1", "p@9"]]):
+        with pytest.raises(CorruptStateError, match="'retried' is a JSON array"):
+            codec.decode({"partitions": {}, "retried": damaged}, "here")
+
+
+def test_a_work_order_takes_the_records_along() -> None:
+    records = pa.RecordBatch.from_pydict({"word": ["a", None], "raw": [b"\xff", b""]})
+    order = WorkOrder(attempt(1, 1), 1, [{}], records=records)
+    assert WorkOrder.from_json(order.to_json()).records.equals(records)
 
 
 # --- Kafka's records ---------------------------------------------------------------------------------------
