@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.coordinators import (
     BOTH,
@@ -18,10 +20,10 @@ from support.coordinators import (
 )
 
 from txstream.api.errors import CoordinatorError
-from txstream.coordinator import Advance, Amend, Cancel, EmitBatch, EmitCommit, Plan
+from txstream.coordinator import Advance, Amend, Cancel, Coordinator, EmitBatch, EmitCommit, Plan
 from txstream.dead_letters import Excluded
 from txstream.semantics import Semantics
-from txstream.transaction import Txid
+from txstream.transaction import TransactionAttempt, Txid
 
 
 def without(batch: Metas, *offsets: int) -> Metas:
@@ -90,7 +92,7 @@ def test_a_plan_that_an_earlier_leader_may_have_committed_leaves_out_nothing_mor
     assert only_planned.may_leave_out(only_first(only_planned))
 
 
-def only_first(coordinator):  # type: ignore[no-untyped-def]
+def only_first(coordinator: Coordinator[Any]) -> TransactionAttempt:
     return next(one for one in coordinator.sync() if isinstance(one, EmitBatch)).attempt
 
 

@@ -63,7 +63,8 @@ class Together(BatchBolt):
     output = "word string"
 
     def prepare(self, context: Any, collector: OutputCollector, batch_id: Any) -> None:
-        self.collector, self.seen = collector, set()
+        self.collector = collector
+        self.seen: set[str] = set()
 
     def execute(self, tup: Tuple) -> None:
         self.seen.add(tup["word"])
@@ -113,7 +114,7 @@ def running(
             yield test
 
 
-def dead(url: str) -> list[tuple[int, str, str, str, str]]:
+def dead(url: str) -> list[tuple[Any, ...]]:
     """Return txid, place, component, exception and word of each dead letter."""
     opened = open_database(url)
     try:

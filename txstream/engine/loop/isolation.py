@@ -3,9 +3,9 @@
 It works inside the attempt that follows a failed one. The batch is processed as it is; if that fails again,
 its ranges are halved in trials, until single records are left. Nothing of a trial is committed.
 
-Invariants. A record is left out only after a trial with this record alone has failed, and never because of
-an outage or a BatchFailedError: these end the search, and the attempt with it. When more fail than the limits
-allow, none is left out. What the search gives back was processed without the records that it names.
+Invariants. A record is left out only after two trials with this record alone have failed, and never because
+of an outage or a BatchFailedError: these end the search, and the attempt with it. When more fail than the
+limits allow, none is left out. What the search gives back was processed without the records that it names.
 """
 
 from __future__ import annotations
@@ -161,9 +161,8 @@ class _Search(Generic[T]):
                     self._search(smaller, failure)
 
     def _add(self, part: BatchMetas[Any], place: tuple[str, int], error: Exception) -> None:
-        component = getattr(error, "component", None)
-        # No bolt has told it, so it may be a machine's fault.
-        if component is None and self.failure(part) is None:
+        # A service that is away for a moment, or a machine that dies, makes no dead letter.
+        if self.failure(part) is None:
             return
         if len(self._found) == self._left:
             assert self._first is not None
@@ -173,7 +172,8 @@ class _Search(Generic[T]):
             )
             raise AboveLimitError(self._first)
         kind = getattr(error, "kind", None) or type(error).__name__
-        self._found.append(Found(Excluded(*place, component or "", kind), *_words(error)))
+        component = getattr(error, "component", None) or ""
+        self._found.append(Found(Excluded(*place, component, kind), *_words(error)))
 
     def failure(self, part: BatchMetas[Any]) -> Exception | None:
         """Try a part. Return how it fails, or None."""

@@ -72,12 +72,13 @@ class Processing:
         self._retries = retries
         # What was found to fail by itself in open batches.
         self._found: dict[Txid, Sequence[Found]] = {}
-        limits = topology.dead_letters
-        self._isolation = limits and Isolation(
-            limits,
-            lambda attempt, metas: self._process(attempt, metas, is_checked=True),
-            lambda processed: self.release(processed.result),
-        )
+        self._isolation: Isolation[_Processed] | None = None
+        if topology.dead_letters is not None:
+            self._isolation = Isolation(
+                topology.dead_letters,
+                lambda attempt, metas: self._process(attempt, metas, is_checked=True),
+                lambda processed: self.release(processed.result),
+            )
 
     def emit(self, emit: EmitBatch[Any]) -> None:
         """Process an attempt, after the wait that its txid's failures call for."""
