@@ -276,7 +276,8 @@ def test_a_batch_of_retries_is_stored() -> None:
     metas = BatchMetas(carried={"p": MemoryRange(4, 4)}).retrying(letters)
     assert codec.encode(metas)["retried"] == [[1, "p@9"], [2, "p@7"]]
     assert (codec.decode(dict(codec.encode(metas)), "here"), metas.has_work) == (metas, True)
-    for damaged in ({}, [1], [[1]], [["1", "p@9"]]):
+    stored: list[Any] = [{}, [1], [[1]], [["1", "p@9"]]]
+    for damaged in stored:
         with pytest.raises(CorruptStateError, match="'retried' is a JSON array"):
             codec.decode({"partitions": {}, "retried": damaged}, "here")
 
@@ -284,7 +285,7 @@ def test_a_batch_of_retries_is_stored() -> None:
 def test_a_work_order_takes_the_records_along() -> None:
     records = pa.RecordBatch.from_pydict({"word": ["a", None], "raw": [b"\xff", b""]})
     order = WorkOrder(attempt(1, 1), 1, [{}], records=records)
-    assert WorkOrder.from_json(order.to_json()).records.equals(records)
+    assert WorkOrder.from_json(order.to_json()).records == records
 
 
 # --- Kafka's records ---------------------------------------------------------------------------------------

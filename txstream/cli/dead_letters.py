@@ -12,7 +12,7 @@ from txstream.api.errors import UsageError
 from txstream.cli.context import Cli, ask
 from txstream.cli.databases import warn_of_missing
 from txstream.cli.inspection import moment_of, shown_time
-from txstream.cli.operate import Later, Timeout, _tell as tell, ask as request, opened
+from txstream.cli.operate import Later, Timeout, ask as request, opened, tell
 from txstream.cli.options import Id, command
 from txstream.cli.tables import escaped, quoted
 from txstream.inspect.json_documents import document

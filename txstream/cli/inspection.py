@@ -296,7 +296,8 @@ def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
             ["partition", "meta"], [[one.partition, str(one.meta)] for one in found.ranges], whole=True
         )
     elif not found.ranges:
-        cli.print(f"no records; {shown_ranges(first.metas) or 'no partition'}")
+        what = "" if first.metas.get("retried") else "no records; "
+        cli.print(f"{what}{shown_ranges(first.metas) or 'no partition'}")
     else:
         cli.print_table(
             ["partition", ">start", ">end", ">records"],
