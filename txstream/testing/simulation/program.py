@@ -48,6 +48,7 @@ class Begun(NamedTuple):
 class _Unopened:
     display_url: str
     on_executors: bool = True
+    keeps_dead_letters: bool = True
 
 
 class Places:
