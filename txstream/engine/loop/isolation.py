@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from txstream.api.errors import BatchFailedError
+from txstream.api.errors import BatchFailedError, TxstreamError
 from txstream.batch_metas import BatchMetas, halves, is_numbered, pieces, until
 from txstream.dead_letters import DeadLetters, Excluded
 from txstream.engine.batch.sizing import planned_records
@@ -175,7 +175,7 @@ class _Search(Generic[T]):
         return self._isolation._process(self._attempt, metas)
 
 
-class AboveLimitError(Exception):
+class AboveLimitError(TxstreamError):
     """Carries the first error of a batch in which too many records fail: it ends the run."""
 
     def __init__(self, first: Exception) -> None:
