@@ -23,8 +23,7 @@ class DeadLetters:
 
     At most `max_per_batch` records of a batch become dead letters, and at most the share `max_share` of its
     records, but always one. When more fail it is a bug and not poison, and the run ends with the first
-    error. With a `topic`, committed dead letters are also produced to it. Raises TopologyError for impossible
-    values.
+    error. `topic` is reserved: a builder refuses it. Raises TopologyError for impossible values.
     """
 
     max_per_batch: int = DEFAULT_MAX_PER_BATCH

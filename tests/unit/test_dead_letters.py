@@ -65,6 +65,7 @@ def test_a_built_topology_has_the_setting() -> None:
     [
         (NonTransactionalSpout, DeadLetters(), "which a non-transactional spout is not"),
         (OpaqueSpout, 100, "dead_letters is 100; it must be DeadLetters"),
+        (OpaqueSpout, DeadLetters(topic="dead"), "not produced to a topic yet \\('dead'\\)"),
     ],
 )
 def test_a_builder_refuses_what_is_no_setting_or_not_exact(

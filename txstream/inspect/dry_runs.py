@@ -169,7 +169,7 @@ class DryRuns:
         """Process a batch, or only these ranges of it. Raises the error with which an attempt fails."""
         if partitions is None:
             return self.runner.run(batch.attempt, batch.metas)
-        return self.small.run(batch.attempt, BatchMetas(partitions))
+        return self.small.run(batch.attempt, batch.metas.part(partitions))
 
     def replayed(self, txids: Iterable[int]) -> Iterator[tuple[DryBatch, BatchResult]]:
         """Run these batches again and yield each with its result, in this order; on Spark several run at

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from txstream.api.errors import PartitionUnavailableError, StaleAttemptError
 from txstream.api.topology import Topology
 from txstream.engine.batch.sizing import planned_records
-from txstream.engine.loop.isolation import AboveLimitError
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.operator_requests import Operators
 from txstream.engine.loop.retry_policy import (
@@ -86,9 +85,6 @@ class FailedAttempts:
             log.debug("ignoring the failure of superseded %s: %s", attempt, error)
             return
         self._watcher.failed(attempt, error)
-        if isinstance(error, AboveLimitError):
-            self._end_with(attempt, error.first)
-            return
         if judge(error, is_writing=is_writing) is Verdict.FATAL and not self._calls_for_isolation(
             error, attempt
         ):

@@ -170,7 +170,8 @@ class _Search(Generic[T]):
                 f"more records of the batch fail by themselves than may become dead letters "
                 f"({self._most:,}); that is taken for a bug, so none became one (DeadLetters, --dead-letters)"
             )
-            raise AboveLimitError(self._first)
+            vars(self._first)["ends_run"] = True
+            raise self._first
         kind = getattr(error, "kind", None) or type(error).__name__
         component = getattr(error, "component", None) or ""
         self._found.append(Found(Excluded(*place, component, kind), *_words(error)))
@@ -190,14 +191,6 @@ class _Search(Generic[T]):
             raise BatchFailedError(f"{self._attempt} was cancelled")
         self._isolation._trials[self._attempt] += 1
         return self._isolation._process(self._attempt, metas)
-
-
-class AboveLimitError(Exception):
-    """Carries the first error of a batch in which too many records fail: it ends the run."""
-
-    def __init__(self, first: Exception) -> None:
-        super().__init__(str(first))
-        self.first = first
 
 
 def _words(error: Exception) -> tuple[str, str]:

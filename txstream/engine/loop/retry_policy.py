@@ -55,6 +55,8 @@ class Verdict(Enum):
 def judge(error: BaseException, *, is_writing: bool = False) -> Verdict:
     """Return what an attempt's error means. `is_writing`: it came from the transactions of the states, where
     only outages and dead tasks are replayed: data that cannot be stored now cannot be stored next time."""
+    if getattr(error, "ends_run", False):
+        return Verdict.FATAL
     if isinstance(error, (BatchFailedError, ServiceUnavailableError)):
         return Verdict.REPLAY
     if isinstance(error, BoltError):
