@@ -37,7 +37,6 @@ from txstream.engine.report import RunReport
 from txstream.engine.start.identity import check_identity
 from txstream.engine.start.takeover import Takeover, take_up
 from txstream.state import FenceLockedError
-from txstream.state.dead_letters import refuse_store
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.zookeeper import ProgressStore, Requests
 
@@ -176,9 +175,6 @@ class Driver:
         topology, services = self.topology, self._services
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
         targets = services.connect()
-        if topology.dead_letters is not None and not targets[0].database.keeps_dead_letters:
-            first = targets[0].database
-            raise refuse_store(topology.id, first.display_url, type(first).__name__)
         asked_before = services.asked_before()
         context = services.context()
         plan = self._plan or compile_topology(topology, context, uuid.uuid4().hex, capture=self._capture)
