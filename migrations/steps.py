@@ -33,6 +33,11 @@ def document() -> sa.types.TypeEngine[str]:
     return sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
+def binary() -> sa.types.TypeEngine[bytes]:
+    """Return the type for bytes of any length."""
+    return sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+
 def instant() -> sa.types.TypeEngine[Any]:
     """Return the type for a time in UTC, to the microsecond."""
     return sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")

@@ -14,6 +14,7 @@ The driver's side is `kafka_coordinator`, the executors' is `kafka_emitter`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -36,6 +37,7 @@ from txstream.spouts.kafka_topic_selection import TopicSelection
 from txstream.spouts.ranges import RecordSpan
 
 if TYPE_CHECKING:
+    from txstream.dead_letters import DeadLetter
     from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
     from txstream.spouts.kafka_emitter import KafkaPartitionEmitter
 
@@ -183,6 +185,20 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         from txstream.spouts.kafka_emitter import KafkaPartitionEmitter
 
         return KafkaPartitionEmitter(self, context)
+
+    def decoded(self, letters: Sequence[DeadLetter]) -> pa.RecordBatch:
+        from txstream.spouts.kafka_letters import decoded
+
+        return decoded(self, letters)
+
+    def undecoded(self) -> KafkaSource:
+        found = copy.copy(self)
+        found.key_format = found.value_format = "binary"
+        found.errors = "replace"  # for the names of headers
+        found.schema = None
+        found.output = kafka_schema("binary", "binary")
+        found.kafka_columns = tuple(found.output.names)
+        return found
 
     def identity(self) -> Mapping[str, Any]:
         selection = self.selection

@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     )
     from txstream.bolts.deduplicate import DeduplicateBolt as DeduplicateBolt
     from txstream.bolts.sql import SqlStateBolt as SqlStateBolt
+    from txstream.dead_letters import DeadLetters as DeadLetters
     from txstream.engine.run import (
         RunningTopology as RunningTopology,
         run as run,
@@ -186,6 +187,7 @@ _HOMES = {
     "txstream.bolts.aggregate": ("CountBolt", "ReduceBolt"),
     "txstream.bolts.deduplicate": ("DeduplicateBolt",),
     "txstream.bolts.sql": ("SqlStateBolt",),
+    "txstream.dead_letters": ("DeadLetters",),
     "txstream.report": ("RunProgress", "RunReport"),
     "txstream.engine.run": ("RunningTopology", "run", "start"),
     "txstream.semantics": ("Semantics",),

@@ -15,15 +15,19 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from txstream.api.errors import CorruptStateError, TopologyError
+from txstream.dead_letters import Excluded, LetterKey
+from txstream.transaction import Txid
 from txstream.wording import a, in_order
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from txstream.api.spouts import Unavailable
 
 Meta = TypeVar("Meta")
@@ -34,12 +38,17 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 @dataclass(frozen=True, slots=True)
 class BatchMetas(Generic[Meta]):
     """The metas of one batch. `partitions` are read in it, `carried` only keep their place, and `unavailable`
-    says why a partition was left out. `begun` are those of `carried` that get their first place in it; only
-    a plan knows them, they are not stored."""
+    says why a partition was left out. `excluded` are records of its ranges that it leaves out, because each
+    fails by itself. `retried` are the dead letters of earlier batches that it processes instead of ranges,
+    and `records` their records, once they were read. `begun` are those of `carried` that get their first
+    place in it; only a plan knows them. Neither of the last two is stored."""
 
     partitions: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
     carried: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
     unavailable: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    excluded: tuple[Excluded, ...] = ()
+    retried: tuple[LetterKey, ...] = ()
+    records: pa.RecordBatch | None = field(default=None, repr=False, compare=False)
     begun: Collection[str] = field(default=(), compare=False)
     # The result of `MetaCodec.encode`, kept because the plan's check, the ledger and ZooKeeper all need it.
     _encoded: list[Encoded] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -64,7 +73,7 @@ class BatchMetas(Generic[Meta]):
             elif not begun:
                 partitions[partition] = meta
                 carried.pop(partition, None)
-        return cls(partitions, carried, unavailable, begun)
+        return cls(partitions, carried, unavailable, begun=begun)
 
     def positions(self) -> Mapping[str, Meta]:
         """Return the meta that marks the place of each partition known so far."""
@@ -73,7 +82,38 @@ class BatchMetas(Generic[Meta]):
     @property
     def has_work(self) -> bool:
         """Whether the batch is worth opening: it has something to read, or first places to store."""
-        return bool(self.partitions or self.begun)
+        return bool(self.partitions or self.begun or self.retried)
+
+    def retrying(
+        self, letters: Collection[LetterKey], records: pa.RecordBatch | None = None
+    ) -> BatchMetas[Meta]:
+        """Return a batch that retries these dead letters and keeps the places of this one."""
+        return BatchMetas(carried=self.carried, retried=tuple(sorted(letters)), records=records)
+
+    def leaving_out(self, records: Iterable[Excluded]) -> BatchMetas[Meta]:
+        """Return the same batch without these records too."""
+        excluded = {(one.partition, one.offset): one for one in (*records, *self.excluded)}
+        return BatchMetas(
+            self.partitions,
+            self.carried,
+            self.unavailable,
+            tuple(sorted(excluded.values())),
+            begun=self.begun,
+        )
+
+    def part(self, partitions: Mapping[str, Meta]) -> BatchMetas[Meta]:
+        """Return a batch of these parts of the ranges, without the records that this one leaves out."""
+        inside = (one for one in self.excluded if one.partition in partitions)
+        return BatchMetas(
+            partitions, excluded=tuple(one for one in inside if _holds(partitions[one.partition], one.offset))
+        )
+
+    def excluded_offsets(self) -> dict[str, list[int]]:
+        """Return the offsets of the records that are left out, by partition."""
+        found: dict[str, list[int]] = {}
+        for one in self.excluded:
+            found.setdefault(one.partition, []).append(one.offset)
+        return found
 
 
 def is_empty(meta: Any) -> bool:
@@ -109,6 +149,10 @@ class MetaCodec(Generic[Meta]):
             document["carried"] = {p: self.encode_meta(m) for p, m in metas.carried.items()}
         if metas.unavailable:
             document["unavailable"] = dict(metas.unavailable)
+        if metas.excluded:
+            document["excluded"] = [list(dataclasses.astuple(one)) for one in metas.excluded]
+        if metas.retried:
+            document["retried"] = [[one.txid, one.place] for one in metas.retried]
         metas._encoded.append(document)
         return document
 
@@ -122,20 +166,25 @@ class MetaCodec(Generic[Meta]):
             raise CorruptStateError(
                 f"{where}: expected a JSON object with a batch's metas, found {document!r:.200}"
             )
-        unknown = set(document) - {"partitions", "carried", "unavailable"}
+        unknown = set(document) - {"partitions", "carried", "unavailable", "excluded", "retried"}
         if unknown or "partitions" not in document:
             raise CorruptStateError(
-                f"{where}: a batch's metas have 'partitions' and may have 'carried' and 'unavailable', "
-                f"found {sorted(document)}"
+                f"{where}: a batch's metas have 'partitions' and may have 'carried', 'unavailable', "
+                f"'excluded' and 'retried', found {sorted(document)}"
             )
         parts = {name: document.get(name, {}) for name in ("partitions", "carried", "unavailable")}
         for name, part in parts.items():
             if not isinstance(part, dict):
                 raise CorruptStateError(f"{where}: {name!r} must be a JSON object, found {part!r:.200}")
+        partitions = {
+            p: self.decode_meta(m, f"{where}, partition {p!r}") for p, m in parts["partitions"].items()
+        }
         return BatchMetas(
-            {p: self.decode_meta(m, f"{where}, partition {p!r}") for p, m in parts["partitions"].items()},
+            partitions,
             {p: self.decode_meta(m, f"{where}, partition {p!r}") for p, m in parts["carried"].items()},
             {str(p): str(reason) for p, reason in parts["unavailable"].items()},
+            _decode_excluded(document.get("excluded", []), partitions, where),
+            _decode_retried(document.get("retried", []), where),
         )
 
     def decode_meta(self, document: Any, where: str) -> Meta:
@@ -161,6 +210,36 @@ class MetaCodec(Generic[Meta]):
             raise CorruptStateError(
                 f"{where}: {document!r:.200} is not {a(self.meta_type.__name__)}: {error}"
             ) from error
+
+
+def _decode_excluded(document: Any, partitions: Mapping[str, Any], where: str) -> tuple[Excluded, ...]:
+    if not isinstance(document, list):
+        raise CorruptStateError(f"{where}: 'excluded' must be a JSON array, found {document!r:.200}")
+    found = []
+    for one in document:
+        if not isinstance(one, list) or [type(value) for value in one] != [str, int, str, str]:
+            raise CorruptStateError(
+                f"{where}: an excluded record is [partition, offset, component, exception], "
+                f"found {one!r:.200}"
+            )
+        record = Excluded(*one)
+        if record.partition not in partitions or not _holds(partitions[record.partition], record.offset):
+            raise CorruptStateError(f"{where}: {record} is excluded, but not in the batch's ranges")
+        found.append(record)
+    if found != sorted({(one.partition, one.offset): one for one in found}.values()):
+        raise CorruptStateError(
+            f"{where}: excluded records are in order, and each once, found {document!r:.200}"
+        )
+    return tuple(found)
+
+
+def _decode_retried(document: Any, where: str) -> tuple[LetterKey, ...]:
+    pairs: list[Any] = document if isinstance(document, list) else [document]
+    if any(not isinstance(one, list) or [type(value) for value in one] != [int, str] for one in pairs):
+        raise CorruptStateError(
+            f"{where}: 'retried' is a JSON array of [txid, place], found {document!r:.200}"
+        )
+    return tuple(LetterKey(Txid(txid), place) for txid, place in pairs)
 
 
 def _is_frozen_dataclass(meta_type: type[Any]) -> bool:
@@ -219,15 +298,34 @@ def halves(partitions: Mapping[str, Any], *, exact: bool) -> Iterator[dict[str, 
             yield {name: partitions[name] for name in part}
         return
     ((partition, meta),) = partitions.items()
-    if exact and _is_numbered(meta) and meta.records > 1:
+    if exact and is_numbered(meta) and meta.records > 1:
         middle = (meta.start + meta.end) // 2
         yield {partition: dataclasses.replace(meta, start=middle)}
-        # A meta's own method drops what is only known of the whole range, as a leader epoch at its end.
-        until = getattr(meta, "until", None)
-        yield {partition: dataclasses.replace(meta, end=middle) if until is None else until(middle)}
+        yield {partition: until(meta, middle)}
 
 
-def _is_numbered(meta: Any) -> bool:
+def pieces(meta: Any, offsets: Sequence[int]) -> list[Any]:
+    """Return what is left of a range without the records at these offsets, which are in it and in order."""
+    found = []
+    for offset in offsets:
+        if offset > meta.start:
+            found.append(until(meta, offset))
+        meta = dataclasses.replace(meta, start=offset + 1)
+    return [*found, meta] if meta.start < meta.end else found
+
+
+def until(meta: Any, end: int) -> Any:
+    """Return a range up to `end`."""
+    # A meta's own method drops what is only known of the whole range, as a leader epoch at its end.
+    own = getattr(meta, "until", None)
+    return dataclasses.replace(meta, end=end) if own is None else own(end)
+
+
+def _holds(meta: Any, offset: int) -> bool:
+    return not is_numbered(meta) or bool(meta.start <= offset < meta.end)
+
+
+def is_numbered(meta: Any) -> bool:
     """Are the meta's positions records, as those of a `RecordSpan` are?"""
     names = {field.name for field in dataclasses.fields(meta)} if dataclasses.is_dataclass(meta) else set()
     if not {"start", "end"} <= names or "records" in names:

@@ -9,6 +9,8 @@ Invariants.
 - Behind a batch without records nothing is planned before it is committed, because it may hold first places.
 - Only `current` commits, only when PROCESSED, and the next commit begins after its Advance was answered.
 - An attempt whose commit was acked (ADVANCING) can no longer fail.
+- A stored plan may come to leave out records only while nobody can have committed it, not even in part, and
+  what it leaves out is stored before its commit is asked for. So every replay of it leaves out the same.
 - When an attempt fails, it and all later active ones are dropped and run again under new attempts. Unless
   their plans are fixed, these are dropped too: a replay may shrink, and the next batch must then start where
   the replay ends. Fixed are the plans of a transactional spout, and first places that are planned as
@@ -23,6 +25,7 @@ the state machine shows it.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -68,6 +71,14 @@ class Persist(Generic[Meta]):
 
 
 @dataclass(frozen=True, slots=True)
+class Amend(Generic[Meta]):
+    """Store the plan again, with the records that it leaves out from now on."""
+
+    txid: Txid
+    metas: BatchMetas[Meta]
+
+
+@dataclass(frozen=True, slots=True)
 class EmitBatch(Generic[Meta]):
     """Process the batch. If `stored`, its plan is fixed, so the engine waits for unreadable partitions."""
 
@@ -101,7 +112,9 @@ class Cancel:
     attempt: TransactionAttempt
 
 
-Command = Plan[Meta] | Persist[Meta] | EmitBatch[Meta] | EmitCommit[Meta] | Advance[Meta] | Cancel
+Command = (
+    Plan[Meta] | Persist[Meta] | Amend[Meta] | EmitBatch[Meta] | EmitCommit[Meta] | Advance[Meta] | Cancel
+)
 
 
 class RotatingTransactionalState(Generic[T]):
@@ -203,7 +216,7 @@ def _subject(command: Command[Any]) -> tuple[Txid, AttemptId | None]:
             return attempt.txid, attempt.attempt
         case Advance(txid, attempt_id):
             return txid, attempt_id
-        case Plan() | Persist():
+        case Plan() | Persist() | Amend():
             return command.txid, None
 
 
@@ -236,6 +249,9 @@ class Coordinator(Generic[Meta]):
         self._check_stored(stored)
         self._fixed = {txid for txid in stored if txid >= current}
         self._replays = set(replays)
+        # Txids that some driver may have committed in part.
+        self._asked = set(replays)
+        self._amending: Counter[Txid] = Counter()
         self._planning: Plan[Meta] | None = None
         self._persisting: Txid | None = None
         self._tickets = 0
@@ -277,6 +293,17 @@ class Coordinator(Generic[Meta]):
         """The last txid that was opened and will be committed, or the last committed one if none is open."""
         return max((Txid(self.current - 1), *self.active, *self._replays))
 
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
+
+    def may_leave_out(self, attempt: TransactionAttempt) -> bool:
+        """Return whether the attempt may still come to leave out records of its batch."""
+        batch = self._find(attempt)
+        if batch is None or batch.phase is not Phase.PROCESSING:
+            return False
+        return not self._is_transactional or attempt.txid not in self._asked
+
     def is_planning(self, ticket: int) -> bool:
         """Return whether the answer to this `Plan` is still wanted."""
         return self._planning is not None and self._planning.ticket == ticket
@@ -308,6 +335,7 @@ class Coordinator(Generic[Meta]):
             (any(not self._metas.has(txid) for txid in active), "an active txid has no metas"),
             (self._persisting in self.active, "a plan was emitted before it was stored"),
             (planning is not None and self._persisting is not None, "two plans are made at once"),
+            (bool(self._amending.keys() & {*self._committing_txids}), "a plan commits before it is stored"),
             (
                 planning is not None and planning.last != self._before(planning.txid).positions(),
                 "a plan does not start where the txid before it ends",
@@ -354,8 +382,9 @@ class Coordinator(Generic[Meta]):
             if not self._metas[txid].partitions:
                 break
         head = self.active.get(self.current)
-        if head is not None and head.phase is Phase.PROCESSED:
+        if head is not None and head.phase is Phase.PROCESSED and self.current not in self._amending:
             head.phase = Phase.COMMITTING
+            self._asked.add(self.current)
             commands.append(EmitCommit(head.attempt, self._metas[self.current]))
         return commands
 
@@ -438,6 +467,27 @@ class Coordinator(Generic[Meta]):
         return self._sync()
 
     @_event
+    def leave_out(self, attempt: TransactionAttempt, metas: BatchMetas[Meta]) -> list[Command[Meta]]:
+        """The attempt leaves out records, which `metas` name. A stored plan is amended before the commit."""
+        self.story.add("leave out", attempt.txid, attempt.attempt)
+        if self._find(attempt) is None:
+            return []
+        if not self.may_leave_out(attempt):
+            raise CoordinatorError(f"{attempt} cannot leave out further records of its batch")
+        self._metas.replace(attempt.txid, metas)
+        if attempt.txid not in self._fixed:
+            return []
+        self._amending[attempt.txid] += 1
+        return [Amend(attempt.txid, metas)]
+
+    @_event
+    def amended(self, txid: Txid) -> list[Command[Meta]]:
+        """The amended plan is stored."""
+        self.story.add("amended", txid)
+        self._amending -= Counter([txid])
+        return self._sync()
+
+    @_event
     def ack(self, attempt: TransactionAttempt) -> list[Command[Meta]]:
         """The attempt was processed or committed, whichever it was doing."""
         self.story.add("ack", attempt.txid, attempt.attempt)
@@ -480,6 +530,7 @@ class Coordinator(Generic[Meta]):
         del self.active[txid]
         self._replays.discard(txid)
         self._fixed.discard(txid)
+        self._asked.discard(txid)
         self.current = Txid(txid + 1)
         self._metas.cleanup_before(txid)
         return self._sync()

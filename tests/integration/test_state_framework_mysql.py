@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from mysql_servers import MySQLFamilyServer
-from support.old_revisions import OLDER, differences, old_database
+from support.old_revisions import differences, old_database
 from support.server_databases import new_database
 from support.states import Rig, word_table
 from support.stepwise import crash_before
@@ -47,7 +47,7 @@ def test_an_upgrade_that_was_broken_off_anywhere(fresh: Callable[[], str]) -> No
     for step in itertools.count():
         url = fresh()
         with contextlib.closing(open_sql_database(url)) as database:
-            old_database(database, url, OLDER[-1])
+            old_database(database, url, "0002")
         crashed = crash_before(url, step, lambda database: database.upgrade())
         goes_on(url, first_run=False)
         if not crashed:

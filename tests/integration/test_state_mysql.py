@@ -8,6 +8,7 @@ from support.commit_paths import PATHS, check, counted, counting, paths, word_so
 from support.server_databases import OneDatabase, new_database
 from unit import test_sql_types
 from unit.test_concurrent_reader import TestReaders as TestReaders
+from unit.test_dead_letter_rows import TestDeadLetterRows as TestDeadLetterRows
 from unit.test_pruning import TestLedger as TestLedger
 from unit.test_sql_growth import TestGrowth as TestGrowth
 from unit.test_sql_names import TestNames as TestNames

@@ -15,6 +15,7 @@ from support.server_databases import OneDatabase, new_database
 from support.states import Rig, word_table
 from unit import test_sql_types
 from unit.test_concurrent_reader import TestReaders as TestReaders
+from unit.test_dead_letter_rows import TestDeadLetterRows as TestDeadLetterRows
 from unit.test_pruning import TestLedger as TestLedger
 from unit.test_sql_growth import TestGrowth as TestGrowth
 from unit.test_sql_state import (

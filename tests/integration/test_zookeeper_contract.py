@@ -32,6 +32,7 @@ from txstream.api.errors import (
     TopologyError,
 )
 from txstream.batch_metas import BatchMetas
+from txstream.dead_letters import Excluded
 from txstream.embedded.zookeeper import EmbeddedZooKeeper
 from txstream.semantics import Semantics
 from txstream.transaction import Epoch, Txid, attempt_id
@@ -286,6 +287,37 @@ def test_a_lost_answer_of_advance_is_recognised(backend: Backend, moment: str, p
     # The versions that it goes on with are right.
     commit(store, 2, attempt_id(1, 2))
     assert store.load().current == 3
+
+
+def without_a_record(plan: BatchMetas[Any]) -> BatchMetas[Any]:
+    return plan.leaving_out(
+        [Excluded(min(plan.partitions), next(iter(plan.partitions.values())).start, "b", "E")]
+    )
+
+
+@LOST_BEFORE_OR_AFTER
+def test_a_plan_is_amended_until_it_is_known_to_be_stored(backend: Backend, moment: str) -> None:
+    fault = Fault(moment, "amend", LostAnswerError())
+    store = leader_of(backend, fault)
+    store.persist(Txid(1), metas(1))
+    store.amend(Txid(1), without_a_record(metas(1)))
+    assert fault.fired == 1
+    assert backend.store().load().batches == {Txid(1): StoredBatch(without_a_record(metas(1)), None)}
+    store.advance(Txid(1), attempt_id(1, 1), None)
+    assert backend.store().load().batches == {Txid(1): StoredBatch(without_a_record(metas(1)), None)}
+
+
+def test_an_older_leader_amends_nothing_and_a_committed_plan_is_not_amended(backend: Backend) -> None:
+    older = leader_of(backend)
+    older.persist(Txid(1), metas(1))
+    newer = leader_of(backend)
+    with pytest.raises(FencedError):
+        older.amend(Txid(1), without_a_record(metas(1)))
+    newer.advance(Txid(1), attempt_id(2, 1), None)
+    for txid in (1, 2):
+        with pytest.raises(CoordinatorError, match=f"txid {txid} cannot be amended"):
+            newer.amend(Txid(txid), without_a_record(metas(1)))
+    assert backend.store().load().batches == {Txid(1): StoredBatch(metas(1), None)}
 
 
 def test_a_plan_that_is_already_stored_is_adopted(backend: Backend) -> None:

@@ -549,3 +549,34 @@ def test_a_row_of_an_older_version_is_the_same_batch() -> None:
     assert not _is_same(old, row(start=1, end=3), codec)
     assert not _is_same(old, row(start=1, end=2, leader_epoch=4), codec)
     assert not _is_same(old, row(nonsense=1), codec)
+
+
+# --- dead letters ----------------------------------------------------------------------------------
+
+EXCLUDED = """UPDATE txstream_batch
+    SET metas = replace(metas, '{"partitions"', '{"excluded":[["p",2,"b","E"]],"partitions"')"""
+DEAD_LETTER = """INSERT INTO txstream_dead_letter
+    (topology, uuid, txid, place, attempt, status, "when", component, exception, message, traceback)
+    SELECT topology, uuid, {txid}, 'p@2', attempt, 'dead', committed_at, 'b', 'E', '', ''
+    FROM txstream_batch WHERE txid = 2"""
+
+
+@pytest.mark.parametrize(
+    ("statements", "code", "severity"),
+    [
+        ([DEAD_LETTER.format(txid=2)], "dead-letter-extra", ERROR),
+        ([DEAD_LETTER.format(txid=9)], "dead-letter-too-new", ERROR),
+        ([f"{EXCLUDED} WHERE txid = 2"], "dead-letter-gone", NOTE),
+        ([f"{EXCLUDED} WHERE txid = 2", DEAD_LETTER.format(txid=2)], None, NOTE),
+    ],
+)
+def test_records_are_counted_or_dead(
+    make_site: Any, statements: list[str], code: str | None, severity: Severity
+) -> None:
+    site = make_site(databases=1)
+    for statement in statements:
+        site.execute(0, statement)
+    if code is None:
+        assert site.fsck().findings == ()
+    else:
+        assert only(site.fsck(), code, severity).where == f"txid {9 if 'new' in code else 2}"

@@ -151,7 +151,7 @@ def test_every_kind_of_field_comes_back(value: Everything) -> None:
         ([], "here: expected a JSON object with a batch's metas, found \\[\\]"),
         (
             {},
-            "here: a batch's metas have 'partitions' and may have 'carried' and 'unavailable', found \\[\\]",
+            "may have 'carried', 'unavailable', 'excluded' and 'retried', found \\[\\]",
         ),
         ({"partitions": {}, "more": 1}, "found \\['more', 'partitions'\\]"),
         ({"partitions": 3}, "here: 'partitions' must be a JSON object, found 3"),

@@ -1,117 +1,317 @@
-"""What is said about failed attempts, and how long an attempt may take."""
+"""Dead letters are retried in batches of their own: each counts once, in whatever moment a driver dies."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
-from support.inmemory import Range, attempt
+from support.memory_zookeeper import MemoryZooKeeper
+from support.states import attempt
 
-from txstream.api.errors import (
-    BatchFailedError,
-    BatchTimeoutError,
-    BoltError,
-    PartitionUnavailableError,
-    TupleError,
-    TxstreamError,
+from txstream import (
+    BasicBolt,
+    Count,
+    DeadLetters,
+    MemorySpout,
+    OpaqueSpout,
+    OutputCollector,
+    SqlState,
+    SqlStateBolt,
+    Topology,
+    TransactionalSpout,
+    TransactionalTopologyBuilder,
+    Tuple,
 )
-from txstream.batch_metas import BatchMetas
-from txstream.engine.batch.executor_failures import describe
-from txstream.engine.loop.retry_policy import (
-    AttemptTime,
-    TxidFailures,
-    count_reason,
-    reason_of,
-    reason_without_data,
-)
+from txstream.api.errors import CorruptStateError, DecodeError
+from txstream.batch_metas import BatchMetas, MetaCodec
+from txstream.cli import operate
+from txstream.cli.main import main
+from txstream.dead_letters import DeadLetter, LetterKey
+from txstream.engine.batch.messages import WorkOrder
+from txstream.engine.fault_points import Point
+from txstream.inspect import replay as run_again, why
+from txstream.settings import Settings
+from txstream.spouts.kafka import KafkaSource
+from txstream.spouts.memory import MemoryRange
+from txstream.state import open_database
+from txstream.testing import TopologyTest
+from txstream.transaction import Txid
+from txstream.zookeeper import Kind
+
+BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
+WORDS = ["a", "bad1", "b", "bad2", "a", "bad3", "bad1"]
+DYING = [
+    Point.BEFORE_COMMIT, Point.INSIDE_COMMIT, Point.BETWEEN_COMMITS, Point.AFTER_COMMIT, Point.BEFORE_ADVANCE,
+    Point.AFTER_ADVANCE,
+]  # fmt: skip
 
 
-def from_a_bolt(error: Exception, task: int = 0, sequence: int = 1) -> TxstreamError:
-    """Return an error of user code as it is raised on the driver."""
-    try:
-        raise error
-    except type(error) as raised:
-        failure = describe(raised, "split", task, f"Tuple(value='{task}')")
-    return failure.to_error(attempt(4, sequence))
+class Parse(BasicBolt):
+    """Fails at the words that are in `bad`."""
+
+    output = "word string"
+    bad: ClassVar[set[str]] = set()
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        if tup["word"] in self.bad:
+            raise ValueError(tup["word"])
+        collector.emit((tup["word"],))
 
 
-def test_a_reason_is_the_same_for_every_attempt_task_and_tuple() -> None:
-    first, second = (from_a_bolt(ValueError("no dogs"), task=n, sequence=n) for n in (1, 2))
-    assert str(first) != str(second)
-    assert reason_of(first) == reason_of(second)
-    assert reason_of(first).startswith("component 'split': ValueError: no dogs (in test_retries.py, line ")
-    full = BatchFailedError(f"{attempt(4, 7)} was not committed: the disk is full")
-    assert reason_of(full) == "the batch was not committed: the disk is full"
+class Rig:
+    """A topology over words, with a table in each of two databases."""
+
+    def __init__(self, folder: Path, source: MemorySpout, spout: Any) -> None:
+        self.urls = [f"sqlite:///{folder / name}.db" for name in ("first", "second")]
+        self.test = TopologyTest(self.topology(spout(source)), database=self.urls[0])
+
+    def topology(self, spout: Any) -> Topology:
+        asked = DeadLetters(max_share=1.0)
+        builder = TransactionalTopologyBuilder("words", "words", spout, dead_letters=asked)
+        builder.set_bolt("parse", Parse()).shuffle_grouping("words")
+        for number, url in enumerate(self.urls):
+            state = SqlState(f"words_{number}", key="word string", value="n bigint", url=url)
+            store = builder.set_committer_bolt(f"store{number}", SqlStateBolt(state, n=Count()))
+            store.fields_grouping("parse", "word")
+        return builder.build()
+
+    def ask(self, **body: Any) -> None:
+        """Ask for a retry, whether a driver lives or not."""
+        self.test._control.driver.requests.ask(Kind.RETRY, body)
+
+    def retry(self, **body: Any) -> None:
+        """Ask for a retry, and wait until its batch is committed."""
+        self.ask(**body)
+        self.test.settle()
+        self.test.commit()
+
+    def counts(self) -> dict[str, int]:
+        first, second = self.test.table("words_0"), self.test.table("words_1")
+        assert first == second
+        return dict(first)
+
+    def letters(self) -> list[tuple[str, str]]:
+        database = open_database(self.urls[0])
+        found = [(one.place, one.status) for one in database.dead_letters("words")]
+        database.close()
+        return found
 
 
-@pytest.mark.parametrize("kind", [ValueError, BatchFailedError, TupleError])
-def test_what_user_code_says_may_be_data_and_stays_out_of_zookeeper(kind: type[Exception]) -> None:
-    error = from_a_bolt(kind("alice@example.com"))
-    assert "alice" in reason_of(error)
-    assert reason_without_data(error).startswith(
-        f"component 'split': {kind.__name__} (in test_retries.py, line "
+@pytest.fixture
+def source() -> Iterator[MemorySpout]:
+    with MemorySpout("word string", {"p": WORDS}) as made:
+        yield made
+
+
+@pytest.fixture
+def make(tmp_path: Path, source: MemorySpout) -> Iterator[Any]:
+    made: list[Rig] = []
+
+    def rig(spout: Any) -> Rig:
+        Parse.bad = {"bad1", "bad2", "bad3"}
+        made.append(Rig(tmp_path, source, spout))
+        made[0].test.__enter__()
+        made[0].test.run()
+        assert made[0].counts() == {"a": 2, "b": 1}
+        return made[0]
+
+    yield rig
+    for one in made:
+        one.test.close()
+
+
+def counted(*without: str) -> dict[str, int]:
+    return dict(Counter(word for word in WORDS if word not in without))
+
+
+@BOTH
+def test_what_succeeds_counts_and_what_fails_again_stays_once(make: Any, spout: Any) -> None:
+    rig = make(spout)
+    Parse.bad = {"bad2"}
+    rig.retry()
+    assert rig.counts() == counted("bad2")
+    assert rig.letters() == [
+        ("p@1", "retried in txid 2"),
+        ("p@3", "dead"),
+        ("p@5", "retried in txid 2"),
+        ("p@6", "retried in txid 2"),
+    ]
+    Parse.bad = set()
+    rig.retry()
+    assert rig.counts() == counted()
+    assert rig.letters()[1] == ("p@3", "retried in txid 3")
+    rig.ask()
+    rig.test.settle()
+    rig.test.run()
+    assert (rig.counts(), rig.test.current) == (counted(), 4)
+
+
+@BOTH
+def test_a_retry_in_which_all_fail_again_changes_nothing(make: Any, spout: Any) -> None:
+    rig = make(spout)
+    before = rig.letters()
+    rig.retry()
+    assert (rig.counts(), rig.letters()) == ({"a": 2, "b": 1}, before)
+
+
+def test_replay_and_why_know_what_was_retried(make: Any, source: MemorySpout) -> None:
+    rig = make(OpaqueSpout)
+    Parse.bad = set()
+    rig.retry()
+    rig.test.crash()
+    settings = Settings(database=rig.urls[0])
+    asked = rig.topology(OpaqueSpout(source))
+    again = run_again(asked, 2, settings)
+    assert (again.same, again.batches[0].records) == (True, 4)
+    found = why(asked, "words_0", ["bad1"], settings)
+    assert (found.is_complete, [(part.txid, part.delta) for part in found.parts]) == (True, [(2, {"n": 2})])
+
+
+@BOTH
+def test_only_what_failed_in_some_components(make: Any, spout: Any) -> None:
+    rig = make(spout)
+    Parse.bad = set()
+    rig.ask(components=["store0"])
+    rig.test.settle()
+    rig.test.run()
+    assert rig.counts() == {"a": 2, "b": 1}
+    rig.retry(components=["store0", "parse"])
+    assert rig.counts() == counted()
+
+
+@BOTH
+def test_it_is_asked_while_nothing_runs(make: Any, spout: Any, source: MemorySpout) -> None:
+    rig = make(spout)
+    rig.test.crash()
+    Parse.bad = set()
+    rig.ask()
+    source.append("p", "later")
+    rig.test.restart()
+    rig.test.run()
+    assert rig.counts() == counted() | {"later": 1}
+    assert {status for _, status in rig.letters()} == {"retried in txid 2"}, "the next run takes it up first"
+
+
+@BOTH
+@pytest.mark.parametrize("at", DYING)
+def test_a_driver_dies_in_a_retry(make: Any, spout: Any, at: Point, source: MemorySpout) -> None:
+    rig = make(spout)
+    Parse.bad = {"bad2"}
+    rig.ask()
+    rig.test.settle()
+    source.append("p", *["c"] * 3)
+    rig.test.crash(at=at, txid=2)
+    rig.test.restart()
+    rig.test.run()
+    rig.retry()  # it was granted, so a plan that only the dead driver knew is asked for again
+    assert rig.counts() == counted("bad2") | {"c": 3}
+    statuses = [status for _, status in rig.letters()]
+    assert [status == "dead" for status in statuses] == [False, True, False, False]
+    if spout is TransactionalSpout:
+        assert "retried in txid 2" in statuses, "its plan is stored, so it goes on by itself"
+
+
+@BOTH
+def test_large_ones_are_retried_in_several_batches(
+    make: Any, spout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txstream.engine.loop.retries.MOST_BYTES", 40)
+    rig = make(spout)
+    Parse.bad = set()
+    rig.retry()
+    while any(status == "dead" for _, status in rig.letters()):
+        rig.test.commit()
+    assert rig.counts() == counted()
+    assert len({status for _, status in rig.letters()}) > 1
+
+
+# --- what is asked, stored and sent ------------------------------------------------------------------------
+
+
+def test_code_that_asks_for_no_dead_letters_refuses(make: Any) -> None:
+    rig = make(OpaqueSpout)
+    rig.test.restart(replace(rig.test.topology, dead_letters=None))
+    requests = rig.test._control.driver.requests
+    request = requests.ask(Kind.RETRY, {})
+    rig.test.settle()
+    answer = requests.wait_answer(request, 0.0)
+    assert "asks for no dead letters" in answer.refused
+
+
+def test_a_pause_comes_first(make: Any) -> None:
+    rig = make(OpaqueSpout)
+    Parse.bad = set()
+    rig.test._control.driver.requests.ask(Kind.PAUSE, {})
+    rig.ask()
+    rig.test.settle()
+    rig.test.run()
+    assert rig.counts() == {"a": 2, "b": 1}
+    rig.test._control.driver.requests.ask(Kind.RESUME, {})
+    rig.test.settle()
+    rig.test.commit()
+    assert rig.counts() == counted()
+
+
+def test_the_command_asks(make: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    zookeeper = MemoryZooKeeper()
+    monkeypatch.setattr(operate, "open_zookeeper", zookeeper.opened)
+    store = zookeeper.run_topology("words", driver=False)
+    words = ["dead-letters", "retry", "words", "--component", "parse", "--zookeeper", "127.0.0.1:1"]
+    assert main(words) == 1
+    assert "nothing runs topology 'words' now" in capsys.readouterr().err
+    assert main([*words, "--later"]) == 0
+    assert capsys.readouterr().out == "words: is to retry its dead letters\n"
+    (asked,) = store.read_requests().waiting
+    assert (asked.kind, asked.body) == ("retry", {"components": ["parse"]})
+
+
+def test_a_batch_of_retries_is_stored() -> None:
+    codec: MetaCodec[Any] = MetaCodec(MemoryRange)
+    letters = [LetterKey(Txid(2), "p@7"), LetterKey(Txid(1), "p@9")]
+    metas = BatchMetas(carried={"p": MemoryRange(4, 4)}).retrying(letters)
+    assert codec.encode(metas)["retried"] == [[1, "p@9"], [2, "p@7"]]
+    assert (codec.decode(dict(codec.encode(metas)), "here"), metas.has_work) == (metas, True)
+    stored: list[Any] = [{}, [1], [[1]], [["1", "p@9"]]]
+    for damaged in stored:
+        with pytest.raises(CorruptStateError, match="'retried' is a JSON array"):
+            codec.decode({"partitions": {}, "retried": damaged}, "here")
+
+
+def test_a_work_order_takes_the_records_along() -> None:
+    records = pa.RecordBatch.from_pydict({"word": ["a", None], "raw": [b"\xff", b""]})
+    order = WorkOrder(attempt(1, 1), 1, [{}], records=records)
+    assert WorkOrder.from_json(order.to_json()).records == records
+
+
+# --- Kafka's records ---------------------------------------------------------------------------------------
+
+
+def kafka(value: bytes | None, offset: int = 3, headers: bytes | None = None) -> DeadLetter:
+    place = f"orders/1@{offset}"
+    return DeadLetter(
+        place, "orders", 1, offset, 1_767_000_000_000, b"k", value, headers, "parse", "E", "", ""
     )
-    assert reason_without_data(error).endswith("); the run's output has the message")
-    assert "alice" not in reason_without_data(BoltError("alice"))
 
 
-def test_what_txstream_says_of_services_is_told_in_full() -> None:
-    away = PartitionUnavailableError("partition lines/3 has no leader")
-    assert reason_without_data(away) == "partition lines/3 has no leader"
-    assert len(reason_without_data(BatchFailedError("x" * 5_000))) < 2_000
+def test_kafkas_records_are_decoded_as_kafka_gave_them() -> None:
+    source = KafkaSource("orders", value_format="json", schema="n bigint", kafka_columns=["key", "offset"])
+    rows = source.decoded([kafka(b'{"n": 1}'), kafka(b'{"n": 2}', 9)]).to_pylist()
+    assert rows == [{"n": 1, "key": b"k", "offset": 3}, {"n": 2, "key": b"k", "offset": 9}]
+    assert source.decoded([]).schema == source.output
+    with pytest.raises(DecodeError, match="offset 3 of topic 'orders', partition 1"):
+        source.decoded([kafka(b"{")])
 
 
-def test_reasons_that_never_repeat_are_counted_together_past_a_number() -> None:
-    reasons: Counter[str] = Counter()
-    for number in range(1_000):
-        count_reason(reasons, f"row {number}")
-    assert len(reasons) < 30
-    assert sum(reasons.values()) == 1_000
-    assert count_reason(reasons, "row 1") == 2
-
-
-def test_the_second_timeout_in_a_row_says_what_to_change() -> None:
-    failures = TxidFailures()
-    timeout = BatchTimeoutError("txid 4 attempt 1.1 was not processed within 30 s (message_timeout_seconds)")
-    assert failures.with_advice(timeout, 120_000) is timeout
-    failures.add(timeout)
-    other = BatchFailedError("x")
-    assert failures.with_advice(other, 120_000) is other
-    advised = failures.with_advice(timeout, 120_000)
-    assert isinstance(advised, BatchTimeoutError)
-    for words in (str(timeout), "120,000 records", "--message-timeout", "max_batch_records"):
-        assert words in str(advised)
-    failures.add(other)
-    assert failures.with_advice(timeout, 120_000) is timeout, "they were not in a row"
-
-
-def test_a_runs_first_attempts_and_those_after_a_timeout_have_the_warm_up_on_top() -> None:
-    time = AttemptTime(30, 20)
-    assert time.seconds == 50
-    time.ended()
-    assert time.seconds == 30
-    time.ended(BatchTimeoutError("too late"))
-    assert time.seconds == 50
-    time.ended(BatchFailedError("a worker died"))
-    assert time.seconds == 30
-
-
-def test_the_ledger_keeps_what_failed_attempts_held_as_far_as_there_is_room() -> None:
-    """The newest attempts get the room first. Those that held what is now committed take none."""
-    failures = TxidFailures()
-    wide = BatchMetas({f"t/{n}": Range(0, 5) for n in range(700)}, unavailable={"t/900": "no broker"})
-    narrow = BatchMetas({"t/0": Range(0, 5)}, {"t/1": Range(0, 0)}, {"t/2": "no broker"})
-    committed = BatchMetas({"t/0": Range(0, 5)}, unavailable={"t/2": "another reason"})
-    for number, held in enumerate((wide, narrow, wide, BatchMetas({"t/0": Range(0, 4)})), 1):
-        failures.add(BatchFailedError(f"no {number}"), attempt(4, number), held)
-    first, second, third, last = failures.for_ledger(committed, vars_of)
-    assert (last["ranges"], last["left_out"], last["more"]) == ({"t/0": {"start": 0, "end": 4}}, [], 0)
-    assert (len(third["ranges"]), third["left_out"], third["more"]) == (499, [], 202)
-    assert second["same"]
-    assert "ranges" not in second
-    assert (first["ranges"], first["left_out"], first["more"]) == ({}, [], 701)
-    assert [one["error"] for one in (first, second, third, last)] == ["no 1", "no 2", "no 3", "no 4"]
-
-
-def vars_of(held: Range) -> dict[str, int]:
-    return {"start": held.start, "end": held.end}
+def test_kafkas_columns_are_all_there() -> None:
+    source = KafkaSource("orders", value_format="binary")
+    headers = b'[["trace", "AP8="], ["none", null]]'
+    (row,) = source.decoded([kafka(b"\xff", headers=headers)]).to_pylist()
+    assert (row["topic"], row["partition"], row["value"]) == ("orders", 1, b"\xff")
+    shown: Sequence[Any] = row["headers"]
+    assert shown == [{"key": "trace", "value": b"\x00\xff"}, {"key": "none", "value": None}]
+    assert row["timestamp"].timestamp() == 1_767_000_000

@@ -57,14 +57,14 @@ COMMIT = (
         "driver path: one transaction and one ledger row for all tables",
         sources.PROTOCOL,
         "            rows = _write(here, attempt, writes)\n"
-        "            here.write_batch(self._row(commit, COMMITTED, rows))\n",
+        "            self._write_committed(here, commit, rows)\n",
         "            for part in writes[:-1]:\n"
         "                _write(here, attempt, [part])\n"
         "                here.write_batch(self._row(commit, COMMITTED, 1))\n"
         "                here._connection.exec_driver_sql('COMMIT')\n"
         "                here._connection.exec_driver_sql('BEGIN IMMEDIATE')\n"
         "            rows = _write(here, attempt, writes[-1:])\n"
-        "            here.write_batch(self._row(commit, COMMITTED, rows))\n",
+        "            self._write_committed(here, commit, rows)\n",
         proofs.PROMISE.format("regression-is-refused"),
         instead=(
             Patch(

@@ -23,6 +23,8 @@ from txstream.api.state_checks import check_states
 from txstream.api.topology import CommitChoice, Component, Topology
 from txstream.api.tracked import RichBolt
 from txstream.api.tuples import DEFAULT_STREAM
+from txstream.dead_letters import DeadLetters
+from txstream.semantics import Semantics
 from txstream.wording import counted
 
 DEFAULT_MAX_SPOUT_PENDING = 2
@@ -174,6 +176,9 @@ class TransactionalTopologyBuilder(GraphBuilder):
     grow, up to the spout's `max_batch_records`, to keep to it. At most `max_records_per_second` records are
     read; the rest waits in the log. Neither applies to a `BatchSpout`, which decides itself what a
     transaction holds.
+
+    With `dead_letters`, a record that fails by itself is kept in the table `txstream_dead_letter`, and the
+    batch commits without it; without, it stops the topology.
     """
 
     def __init__(
@@ -192,6 +197,7 @@ class TransactionalTopologyBuilder(GraphBuilder):
         driver_commit_rows: int | None = None,
         max_batch_latency_seconds: float | None = None,
         max_records_per_second: float | None = None,
+        dead_letters: DeadLetters | None = None,
     ) -> None:
         super().__init__(
             topology_id,
@@ -224,6 +230,7 @@ class TransactionalTopologyBuilder(GraphBuilder):
         self._driver_commit_rows = driver_commit_rows
         self._max_batch_latency_seconds = _if_given("max_batch_latency_seconds", max_batch_latency_seconds)
         self._max_records_per_second = _if_given("max_records_per_second", max_records_per_second)
+        self._dead_letters = check_dead_letters(dead_letters, spout.semantics)
 
     def set_bolt(self, component: str, bolt: Bolt, parallelism: int = 1) -> BoltDeclarer:
         """Add a bolt; choose its inputs on what this returns. A `Committer` becomes a committer here too."""
@@ -280,6 +287,7 @@ class TransactionalTopologyBuilder(GraphBuilder):
             driver_commit_rows=self._driver_commit_rows,
             max_batch_latency_seconds=self._max_batch_latency_seconds,
             max_records_per_second=self._max_records_per_second,
+            dead_letters=self._dead_letters,
             states=states,
             map_states=map_states,
         )
@@ -289,6 +297,25 @@ def _positive(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise TopologyError(f"{name} is {value!r}; it must be a number above 0")
     return float(value)
+
+
+def check_dead_letters(given: DeadLetters | None, semantics: Semantics) -> DeadLetters | None:
+    """Return the setting. Raises TopologyError where it is none, or where nothing is exactly once."""
+    if given is None:
+        return None
+    if not isinstance(given, DeadLetters):
+        raise TopologyError(f"dead_letters is {given!r:.100}; it must be DeadLetters(...) or None")
+    if given.topic is not None:
+        raise TopologyError(
+            f"dead letters are not produced to a topic yet ({given.topic!r}); they are in the table "
+            f"txstream_dead_letter: leave topic out"
+        )
+    if semantics is Semantics.NON_TRANSACTIONAL:
+        raise TopologyError(
+            "dead letters are exact, which a non-transactional spout is not; use OpaqueSpout or "
+            "TransactionalSpout, or leave dead_letters out"
+        )
+    return given
 
 
 def _if_given(name: str, value: float | None) -> float | None:

@@ -14,9 +14,11 @@ from txstream.wording import storable
 
 class TxstreamError(Exception):
     """Root of all txstream errors. `without_data`, where known, is the message without user code's words, and
-    `record` says where in the source the record is that it is about. `story`: if it ended a run, the
-    coordinator's last events and commands, the oldest first, a line each. `shows_story`: whether the command
-    line shows the end of it without being asked to.
+    `record` says where in the source the record is that it is about. `component`, `kind` and `words`: who
+    failed, the class of what was raised there, and its message, if a worker told it. `ends_run`: no further
+    attempt is made, because too many records of the batch fail. `story`: if it ended a
+    run, the coordinator's last events and commands, the oldest first, a line each. `shows_story`: whether the
+    command line shows the end of it without being asked to.
 
     Message and notes can be stored and shown anywhere (`storable`), whatever user code or a service said.
     """
@@ -26,6 +28,10 @@ class TxstreamError(Exception):
     without_data: str | None = None
     story: Sequence[str] = ()
     record: str | None = None
+    component: str | None = None
+    kind: str | None = None
+    words: str | None = None
+    ends_run: bool = False
 
     def __init__(self, *parts: object) -> None:
         super().__init__(*(storable(part) if isinstance(part, str) else part for part in parts))

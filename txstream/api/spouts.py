@@ -6,17 +6,22 @@ partitions from lineage, so what a job reads must not depend on when it reads.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 
-from txstream.api.errors import TopologyError
+from txstream.api.errors import DecodeError, TopologyError
+from txstream.api.rows import UnfitValueError, to_column
 from txstream.api.schema import parse_schema
 from txstream.semantics import Semantics
 from txstream.transaction import TransactionAttempt, Txid
+
+if TYPE_CHECKING:
+    from txstream.dead_letters import DeadLetter
 
 Meta = TypeVar("Meta")
 
@@ -173,6 +178,23 @@ class PartitionedSpout(ABC, Generic[Meta]):
     def emitter(self, context: SpoutContext) -> PartitionEmitter[Meta]:
         """Open the executors' side, in each worker process."""
 
+    def undecoded(self) -> PartitionedSpout[Meta]:
+        """Return a source of the same records that reads them as they are stored, for dead letters. Rows with
+        columns `topic`, `partition`, `offset` and `value`, and perhaps `key`, `timestamp` and `headers`, are
+        kept as in Kafka, those of any other source as JSON. Override it if `emit` decodes, and may refuse to.
+        """
+        return self
+
+    def decoded(self, letters: Sequence[DeadLetter]) -> pa.RecordBatch:
+        """Return the records of dead letters as `emit` would, without asking the source. Raises DecodeError.
+
+        This reads the JSON of `undecoded`; override it together with that.
+        """
+        rows = [json.loads(letter.value or b"{}") for letter in letters]
+        schema = parse_schema(self.output)
+        columns = [_column([row.get(one.name) for row in rows], one, letters) for one in schema]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
     def identity(self) -> Mapping[str, Any]:
         """Return what must not change under one topology id, as JSON values (Kafka: the topics)."""
         return {}
@@ -220,3 +242,14 @@ class NonTransactionalSpout(SourceSpout[Meta]):
     """At-least-once: neither promise holds. The baseline to compare with; a crash counts tuples twice."""
 
     semantics = Semantics.NON_TRANSACTIONAL
+
+
+def _column(values: Sequence[Any], field: pa.Field, letters: Sequence[DeadLetter]) -> pa.Array:
+    """Return a column from JSON values; those of a type that JSON lacks are there as text."""
+    try:
+        return to_column(values, field)
+    except UnfitValueError as error:
+        try:
+            return pa.array(values, pa.string()).cast(field.type)
+        except (pa.ArrowException, TypeError):
+            raise DecodeError(f"{letters[error.row].source}: {error}") from error

@@ -23,6 +23,7 @@ from txstream.api.spouts import SourceSpout
 from txstream.api.state import SqlState
 from txstream.api.tracked import Spout
 from txstream.api.tuples import DEFAULT_STREAM
+from txstream.dead_letters import DeadLetters
 from txstream.semantics import Semantics
 from txstream.wording import counted
 
@@ -86,6 +87,7 @@ class Topology:
     driver_commit_rows: int | None = None
     max_batch_latency_seconds: float | None = None
     max_records_per_second: float | None = None
+    dead_letters: DeadLetters | None = None
     states: tuple[tuple[StateCommitter, Semantics], ...] = field(default=(), repr=False)
     map_states: tuple[StateUse, ...] = field(default=(), repr=False)
 

@@ -106,7 +106,7 @@ def compare(
         bool, typer.Option("--keep", help="Keep the topologies, their tables and the topic of made lines.")
     ] = False,
 ) -> int:
-    """Run a topology under each semantics, through the same faults.
+    """Run a topology under each semantics, with the same faults.
 
     Each run has a topology id and tables of its own, which are removed at the end, and is compared with the
     truth: the text itself where it was made for this. For a topic of yours, kafka-python's consumer reads the

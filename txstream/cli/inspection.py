@@ -132,15 +132,17 @@ def batches(
         if failed:
             say_reasons(cli, topology_id, found)
         return
-    # The column is there only if there is something to show in it.
+    # These columns are there only if there is something to show in them.
     gaps = ["left out"] if left_out or any(one.first.metas.get("unavailable") for one in found) else []
+    dead = [">dead letters"] if any(one.dead_letters for one in found) else []
     cli.print_table(
-        [">txid", "status", ">tuples", *gaps, "?>keys", "?committed at", "?attempt", "?ranges"],
+        [">txid", "status", ">tuples", *dead, *gaps, "?>keys", "?committed at", "?attempt", "?ranges"],
         [
             [
                 one.txid,
                 _shown_status(one),
                 one.first.tuples,
+                *[one.dead_letters for _ in dead],
                 *[shown_left_out(one.first.metas, names=left_out) for _ in gaps],
                 one.keys,
                 shown_time(one.first.committed_at),
@@ -203,6 +205,8 @@ def shown_ranges(metas: Mapping[str, Any]) -> str:
         else partition
         for partition, found in sorted(plain_partitions(metas).items(), key=lambda item: in_order(item[0]))
     ]
+    if metas.get("retried"):
+        parts = [f"retry of {counted(len(metas['retried']), 'dead letter')}"]
     if not parts:
         places = sorted(places_of(metas).items(), key=lambda item: in_order(item[0]))
         parts = [f"{partition} begins at {place}" for partition, place in places]
@@ -275,6 +279,9 @@ def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
         "processed": shown_time(first.processed_at),
         "committed": shown_time(first.committed_at) or "not yet",
     }
+    if batch.dead_letters:
+        left_out = f"{counted(batch.dead_letters, 'record')} left out"
+        lines["dead"] = f"{left_out}; `txstream dead-letters list {topology_id}` says why"
     if len(batch.entries) > 1:
         for number, entry in enumerate(batch.entries, 1):
             lines[f"database {number}"] = (
@@ -289,7 +296,8 @@ def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
             ["partition", "meta"], [[one.partition, str(one.meta)] for one in found.ranges], whole=True
         )
     elif not found.ranges:
-        cli.print(f"no records; {shown_ranges(first.metas) or 'no partition'}")
+        what = "" if first.metas.get("retried") else "no records; "
+        cli.print(f"{what}{shown_ranges(first.metas) or 'no partition'}")
     else:
         cli.print_table(
             ["partition", ">start", ">end", ">records"],

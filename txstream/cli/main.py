@@ -21,6 +21,7 @@ from txstream.api.errors import TxstreamError
 from txstream.cli import (
     administration,
     compare,
+    dead_letters,
     demo,
     describe,
     inspection,
@@ -78,6 +79,7 @@ run.register(app)
 describe.register(app)
 operate.register(app)
 inspection.register(app)
+dead_letters.register(app)
 replay.register(app)
 repair.register(app)
 administration.register(app)

@@ -56,7 +56,7 @@ def scale(
         request_id, told = ask(zookeeper, topology_id, "scale", asked, timeout, later=later)
     before: Mapping[str, int] = {} if told is None else told["before"]
     changes = {name: {"before": before.get(name), "asked": asked[name]} for name in sorted(asked)}
-    _tell(
+    tell(
         cli,
         topology_id,
         request_id,
@@ -76,7 +76,7 @@ def pause(cli: Cli, topology_id: Id, timeout: Timeout = 30.0, later: Later = Fal
         after = told["after"]
         nothing = "its spouts are not asked" if after is None else f"nothing is opened after txid {after}"
         line = f"is paused{already}; {nothing}"
-    _tell(cli, topology_id, request_id, told, told or {}, line)
+    tell(cli, topology_id, request_id, told, told or {}, line)
 
 
 def resume(cli: Cli, topology_id: Id, timeout: Timeout = 30.0, later: Later = False) -> None:
@@ -86,7 +86,7 @@ def resume(cli: Cli, topology_id: Id, timeout: Timeout = 30.0, later: Later = Fa
     line = "is to go on"
     if told is not None:
         line = "was not paused" if told["since"] is None else f"goes on; it was paused {_since(told)}"
-    _tell(cli, topology_id, request_id, told, told or {}, line)
+    tell(cli, topology_id, request_id, told, told or {}, line)
 
 
 def stop(
@@ -116,7 +116,7 @@ def stop(
             f"`txstream status {topology_id}` shows what it waits for"
         )
     line = "ended" if after is None else f"{'ended' if ended else 'ends'} after txid {after}"
-    _tell(cli, topology_id, request_id, told, {"after": after, "ended": ended}, line)
+    tell(cli, topology_id, request_id, told, {"after": after, "ended": ended}, line)
 
 
 def _since(told: Mapping[str, Any]) -> str:
@@ -171,7 +171,7 @@ def ask(
     return request_id, answer.told
 
 
-def _tell(
+def tell(
     cli: Cli,
     topology_id: str,
     request_id: str,

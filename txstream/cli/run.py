@@ -97,6 +97,15 @@ def run(
             help="How long an attempt of a batch may take.  [default: the topology's]",
         ),
     ] = None,
+    dead_letters: Annotated[
+        int | None,
+        typer.Option(
+            "--dead-letters",
+            metavar="N",
+            help="Keep up to N records of a batch that fail by themselves, and go on.  "
+            "[default: the topology's]",
+        ),
+    ] = None,
     keep: Annotated[
         str,
         typer.Option(
@@ -116,6 +125,8 @@ def run(
         topology = topology.with_id(topology_id)
     if message_timeout is not None:
         topology = _with_timeout(topology, message_timeout)
+    if dead_letters is not None:
+        topology = _with_dead_letters(topology, dead_letters)
     cli.settings = replace(cli.settings, standby=standby or None)
     settings = cli.resolve()
     settings.require_zookeeper()
@@ -174,6 +185,19 @@ def _with_timeout(topology: Topology, seconds: float) -> Topology:
     if not 0 < seconds < math.inf:
         raise UsageError(f"--message-timeout is {seconds:g}; it must be a positive number of seconds")
     return replace(topology, message_timeout_seconds=seconds)
+
+
+def _with_dead_letters(topology: Topology, most: int) -> Topology:
+    from txstream.api.builder import check_dead_letters
+    from txstream.api.tracked_builder import TrackedTopology
+    from txstream.dead_letters import DeadLetters
+
+    if most < 1:
+        raise UsageError(f"--dead-letters is {most}; it must be a number above 0")
+    if isinstance(topology, TrackedTopology):
+        raise UsageError(f"topology {topology.id!r} is of tracked tuples, which have no --dead-letters")
+    wanted = replace(topology.dead_letters or DeadLetters(), max_per_batch=most)
+    return replace(topology, dead_letters=check_dead_letters(wanted, topology.semantics))
 
 
 # --- meanwhile ---------------------------------------------------------------------------------------------

@@ -148,6 +148,10 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         if not is_tracked(zookeeper, topology_id):
             databases = stack.enter_context(open_databases(settings, topology_id))
         snapshot = look(zookeeper, topology_id, databases.opened)
+        from txstream.inspect.left_out import number_dead
+
+        # Of a database that was not looked at, nobody knows.
+        dead = None if databases.missing else number_dead(topology_id, databases.opened)
         found = status_of(settings, snapshot, zookeeper.standbys(topology_id))
     from txstream.inspect.source_now import source_now  # with pyarrow, so only once the services are there
 
@@ -179,6 +183,7 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
             "positions": found.positions,
             "lag_records": source.lag_records,
             "unavailable": dict(source.unavailable),
+            "dead_letters": dead,
             "failing": None if found.failing is None else failing_document(found.failing),
             "waiting": document_of(found.waiting),
             "trees": found.trees,
@@ -210,6 +215,10 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         )
         if last.error:
             lines["last error"] = escaped(last.error)
+    if dead:
+        lines["dead"] = (
+            f"{counted(dead, 'record')} left out; `txstream dead-letters list {topology_id}` says why"
+        )
     if found.failing is not None:
         lines["failing"] = failing_text(found.failing)
     if found.waiting:

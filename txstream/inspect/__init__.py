@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         batch as batch,
         batches as batches,
     )
+    from txstream.inspect.left_out import dead_letters as dead_letters
     from txstream.inspect.overview import (
         status as status,
         topologies as topologies,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "txstream.inspect.left_out": ("dead_letters",),
     "txstream.inspect.fsck_run": ("fsck",),
     "txstream.inspect.ledgers": ("UnknownTxidError", "batch", "batches"),
     "txstream.inspect.overview": ("status", "topologies"),

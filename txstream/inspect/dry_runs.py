@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import threading
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from txstream.digests import TableDigest
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.commit.committer import merged_deltas
+from txstream.engine.loop.retries import Retries
 from txstream.inspect.databases import Databases, topology_databases, tracks_tuples, with_states_of
 from txstream.inspect.fsck_source import asked
 from txstream.inspect.ledgers import COMMITTED, no_such_txid
@@ -134,9 +136,14 @@ class DryRuns:
             )
         row = next(iter(rows.values()))
         where = f"ledger of topology {self.topology.id!r}, txid {txid}"
+        metas = self.plan.codec().decode(row.metas, where)
+        if metas.retried:
+            life = self.topology.id, row.uuid, self.topology.semantics
+            states = [database.of(*life) for database in self.databases.opened]
+            metas = Retries(states, self.topology.spout.source.decoded, deque()).loaded(metas)
         return DryBatch(
             TransactionAttempt(Txid(txid), row.attempt),
-            self.plan.codec().decode(row.metas, where),
+            metas,
             row.tuples,
             {
                 (place, table): TableDigest.from_document(document)
@@ -162,7 +169,7 @@ class DryRuns:
         """Process a batch, or only these ranges of it. Raises the error with which an attempt fails."""
         if partitions is None:
             return self.runner.run(batch.attempt, batch.metas)
-        return self.small.run(batch.attempt, BatchMetas(partitions))
+        return self.small.run(batch.attempt, batch.metas.part(partitions))
 
     def replayed(self, txids: Iterable[int]) -> Iterator[tuple[DryBatch, BatchResult]]:
         """Run these batches again and yield each with its result, in this order; on Spark several run at

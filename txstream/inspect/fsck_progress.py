@@ -14,6 +14,7 @@ from txstream.batch_metas import MetaCodec
 from txstream.engine.start.recovery import AdoptPlan, AdvanceFirst, decide
 from txstream.inspect import fsck_tables as table_checks
 from txstream.inspect.databases import GRANT_REMEDY, upgrade_remedy
+from txstream.inspect.fsck_dead_letters import dead_letters
 from txstream.inspect.ledgers import part_of, range_of
 from txstream.inspect.records import Finding, Severity
 from txstream.inspect.snapshot import DatabasePart, Snapshot
@@ -43,6 +44,7 @@ def check_all(snapshot: Snapshot, codec: MetaCodec[Any], *, is_whole: bool = Tru
         _fences,
         _ledgers,
         table_checks.tables,
+        dead_letters,
     ]
     found = [finding for check in checks for finding in check(snapshot)]
     if is_whole:

@@ -96,6 +96,7 @@ def batch_document(batch: Batch) -> dict[str, Any]:
     """Return a batch: its first ledger row, `keys` over all databases, and each row under `databases`."""
     found = entry_document(batch.txid, batch.first)
     found |= {"status": batch.status, "keys": batch.keys, "databases": _rows_by_database(batch)}
+    found["dead_letters"] = batch.dead_letters
     return found
 
 

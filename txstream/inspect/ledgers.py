@@ -82,7 +82,17 @@ def batches(
             if limit is None or not is_part or enough or older or all(len(r) < limit for r in rows.values()):
                 break
             limit *= 4
+        found = _with_dead_letters(topology_id, found, databases.opened)
     return found[-last:] if last is not None else found
+
+
+def _with_dead_letters(
+    topology_id: str, found: Sequence[Batch], databases: Sequence[StateBackend]
+) -> list[Batch]:
+    from txstream.inspect.left_out import left_out
+
+    counts = left_out(topology_id, databases)
+    return [replace(one, dead_letters=counts[one.txid]) if counts[one.txid] else one for one in found]
 
 
 def _moment(batch: Batch) -> datetime:
@@ -106,7 +116,8 @@ def batch(
         rows = {url: [] if record is None else [record] for url, record in records.items()}
         if not any(rows.values()):
             raise no_such_txid(topology_id, txid, databases.opened)
-        found = details(merge(rows)[0])
+        (one,) = _with_dead_letters(topology_id, merge(rows), databases.opened)
+        found = details(one)
         return replace(found, taken_up=_taken_up(found, _after(topology_id, txid, databases.opened)))
 
 

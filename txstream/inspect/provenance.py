@@ -223,7 +223,7 @@ class _Search:
                     break
             else:
                 break
-        if len(metas) > 1:
+        if len(metas) != 1:
             return WhyPart(batch.attempt.txid, None, None, None, None, delta, {})
         return _part(batch.attempt.txid, metas, delta)
 
@@ -265,6 +265,9 @@ class _Search:
         result = self.runs.run(batch, metas) if known is None else known
         delta = self._delta_in(self.table.deltas(result))
         if delta is None:
+            return
+        if not metas:  # dead letters that were retried
+            yield WhyPart(batch.attempt.txid, None, None, None, None, delta, {}), result
             return
         parts = list(halves(metas, exact=self.exact))
         if parts:

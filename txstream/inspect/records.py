@@ -181,11 +181,13 @@ class LedgerEntry:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One txid over all databases of its topology. `status` is "committed" if every database that was read
-    has committed it, "committing" if one has only begun, and "partial" if one has no row of it."""
+    has committed it, "committing" if one has only begun, and "partial" if one has no row of it.
+    `dead_letters` are the records that it left out, whatever has become of them since."""
 
     txid: Txid
     status: str
     entries: tuple[LedgerEntry, ...]
+    dead_letters: int = 0
 
     @property
     def first(self) -> LedgerEntry:

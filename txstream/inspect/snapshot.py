@@ -26,7 +26,7 @@ from txstream.inspect.plain_metas import PlainCodec
 from txstream.state import BatchRecord, FenceRow, StateBackend
 from txstream.state.reading import StateReading, StoredTable
 from txstream.state.records import AccessDeniedError
-from txstream.transaction import Epoch
+from txstream.transaction import Epoch, Txid
 from txstream.zookeeper import Identity, InForce, Request, Requests
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class TablePart:
 class DatabasePart:
     """One database. `rows` are the ledger's, oldest first. `tables` is None if its store cannot list them or
     was not asked. `tables_last` is the ledger's last row at the moment when the tables were read. `errors`
-    tell what could not be read."""
+    tell what could not be read. `dead_letters` is their number by txid and status."""
 
     database: StateBackend
     fence: FenceRow | None
@@ -73,6 +73,7 @@ class DatabasePart:
     tables: tuple[TablePart, ...] | None = None
     tables_last: BatchRecord | None = None
     errors: tuple[TxstreamError, ...] = ()
+    dead_letters: Mapping[tuple[Txid, str], int] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -198,7 +199,8 @@ def _tried(read: Callable[[], Any], errors: list[TxstreamError]) -> Any:
 def _look(topology_id: str, database: StateBackend, depth: Depth) -> DatabasePart:
     errors: list[TxstreamError] = []
     limit = None if depth is Depth.ALL else 2
-    # Read before the fence: an attempt is in the fence before it is in the ledger.
+    dead = (_tried(lambda: database.dead_letter_counts(topology_id), errors) or {}) if limit is None else {}
+    # Read before the fence: an attempt is in the fence before it is in the ledger. So are dead letters.
     rows = _tried(lambda: tuple(database.batches(topology_id, limit=limit)), errors) or ()
     fence = _tried(lambda: database.read_fence(topology_id), errors)
     if depth is Depth.ENDS:
@@ -216,7 +218,7 @@ def _look(topology_id: str, database: StateBackend, depth: Depth) -> DatabasePar
         tables = ()  # there are no tables; the missing fence is reported
     except UsageError:
         tables = None
-    return DatabasePart(database, fence, rows, tables, last, tuple(errors))
+    return DatabasePart(database, fence, rows, tables, last, tuple(errors), dead)
 
 
 def _table(reading: StateReading, table: StoredTable, depth: Depth) -> TablePart:

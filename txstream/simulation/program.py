@@ -48,6 +48,7 @@ class Begun(NamedTuple):
 class _Unopened:
     display_url: str
     on_executors: bool = True
+    keeps_dead_letters: bool = True
 
 
 class Places:
@@ -102,7 +103,7 @@ class Program:
             rows_of(topology.spout.source) if rows is None else to_rows(topology.spout.output, rows)
         )
         found = Places() if places is None else places
-        self.topology = _simulated(topology, found)
+        self.topology = _simulated(topology, found, self.rows)
         self.context = SpoutContext(topology.id, topology.components[0].id, {})
         self.results, self.memo = Results(), Memo()
         self.committer = committer_with(self.memo)
@@ -156,9 +157,9 @@ def _order(url: str) -> tuple[int, str]:
     return (_NAMES.index(name) if name in _NAMES else len(_NAMES), name)
 
 
-def _simulated(topology: Topology, places: Places) -> Topology:
+def _simulated(topology: Topology, places: Places, rows: Rows) -> Topology:
     spout = copy.copy(topology.spout)
-    spout.source = SimulatedSource(spout.output)
+    spout.source = SimulatedSource(spout.output, rows)
     first, *others = topology.components
     topology = replace(topology, components=(replace(first, instance=spout), *others))
     return with_states(topology, lambda state: replace(state, url=places.of(state.url)))

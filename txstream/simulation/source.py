@@ -94,14 +94,16 @@ class SimulatedSource(PartitionedSpout[MemoryRange]):
 
     meta_type: ClassVar[type[MemoryRange]] = MemoryRange
 
-    def __init__(self, output: pa.Schema) -> None:
+    def __init__(self, output: pa.Schema, rows: Rows) -> None:
         self.output = output
+        self._rows = rows
 
     def coordinator(self, context: SpoutContext) -> PartitionCoordinator[MemoryRange]:
         raise NotImplementedError("each simulated driver opens the source of its world")
 
     def emitter(self, context: SpoutContext) -> PartitionEmitter[MemoryRange]:
-        raise NotImplementedError("each simulated process opens the source of its world")
+        """Open all rows of the program: a driver reads what it keeps as dead letters."""
+        return LogEmitter(self._rows)
 
 
 class FirstPlace(MemoryRange):

@@ -181,6 +181,7 @@ class Runner(InProcessRunner):
         key = (
             self._width,
             *((name, taken.start, taken.end) for name, taken in sorted(metas.partitions.items())),
+            *((one.partition, one.offset) for one in metas.excluded),
         )
         found = results.get(key)
         if found is None:

@@ -19,8 +19,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from txstream.api.errors import StateTableError, UsageError
+from txstream.dead_letters import LetterKey
 from txstream.semantics import Semantics
 from txstream.state.commit_protocol import StateTransaction, TopologyStates
+from txstream.state.dead_letters import StoredDeadLetter
 from txstream.state.reading import StateReading
 from txstream.state.records import BatchRecord, FenceRow, TableSpec, TopologyLife
 from txstream.transaction import AttemptId, Txid
@@ -42,6 +44,10 @@ class StateBackend(ABC):
     outlives_process: ClassVar[bool] = True
     """Does committed state outlive this process? If not, the store is for tests: a run refuses it, because
     the run's progress stays in ZooKeeper."""
+
+    keeps_dead_letters: ClassVar[bool] = False
+    """Can its transactions keep dead letters? If not, a topology that asks for them is refused where this is
+    its first store."""
 
     # --- at start -----------------------------------------------------------------------------------
 
@@ -191,6 +197,25 @@ class StateBackend(ABC):
         The driver calls this every few minutes, from a separate thread, while batches are committed. Errors
         are logged. Optional: the default keeps everything.
         """
+        return 0
+
+    # --- dead letters -------------------------------------------------------------------------------
+
+    def dead_letters(
+        self, topology: str, *, whole: bool = True, key: LetterKey | None = None
+    ) -> list[StoredDeadLetter]:
+        """Return a topology's dead letters, those of all its lives, the oldest batch first; with `key` only
+        that one. Without `whole`, they lack key, value, headers and traceback, which may be large. Optional,
+        as the two methods below: the defaults are for a store that keeps none.
+        """
+        return []
+
+    def dead_letter_counts(self, topology: str) -> dict[tuple[Txid, str], int]:
+        """Return the number of a topology's dead letters by the txid that left them out and by status."""
+        return {}
+
+    def drop_dead_letters(self, topology: str, keys: Sequence[LetterKey]) -> int:
+        """Delete dead letters, because an operator no longer wants them. Returns how many there were."""
         return 0
 
     # --- reading ------------------------------------------------------------------------------------

@@ -14,6 +14,9 @@ Invariants:
   store that was restored from an older copy while a driver ran.
 - When an earlier attempt may have written an opaque batch, its writes are undone in every table, with deltas
   or without, before the new attempt's first delta. Only an attempt that left a ledger row can have written.
+  What it wrote of dead letters is undone whatever the semantics.
+- Dead letters are written by the transaction that writes `committed`, so a record's row is there exactly when
+  the batch that leaves it out is committed. So is the status of those that the batch retries.
 - Tables are taken in the order of their names, so that no two transactions deadlock.
 - Non-transactional topologies raise no fence, undo nothing and begin nothing; their ledger only informs.
 """
@@ -29,6 +32,7 @@ import pyarrow as pa
 
 from txstream.api.errors import ProgressMismatchError
 from txstream.semantics import Semantics
+from txstream.state.dead_letters import DeadLetterTransaction
 from txstream.state.fence_rules import shown_attempt
 from txstream.state.records import (
     COMMITTED,
@@ -59,7 +63,7 @@ def nobody(_point: str) -> None:
     """Do nothing: the listener of a commit that nobody watches."""
 
 
-class StateTransaction(ABC):
+class StateTransaction(DeadLetterTransaction, ABC):
     """What one transaction of a store can do for one life of a topology. Nobody sees its changes before it is
     committed, and nothing remains of them if it is not."""
 
@@ -158,7 +162,7 @@ class TopologyStates:
                 if self._was_here(here, commit):
                     self._restore(here, attempt)
             rows = _write(here, attempt, writes)
-            here.write_batch(self._row(commit, COMMITTED, rows))
+            self._write_committed(here, commit, rows)
             reached(INSIDE_COMMIT)
 
     def begin_commit(self, commit: Commit, *, reached: Callable[[str], None] = nobody) -> None:
@@ -201,7 +205,7 @@ class TopologyStates:
             if self.life.is_fenced:
                 here.hold_fence(attempt.attempt)
             rows = _write(here, attempt, writes)
-            here.write_batch(self._row(commit, COMMITTED, keys + rows))
+            self._write_committed(here, commit, keys + rows)
             reached(INSIDE_COMMIT)
 
     def outcome(self, attempt: TransactionAttempt) -> bool:
@@ -241,6 +245,14 @@ class TopologyStates:
 
     def _prepared(self, writes: Iterable[tuple[TableSpec, pa.Table]]) -> Writes:
         return [(spec, self.store.prepare(spec, deltas)) for spec, deltas in sorted(writes, key=_name)]
+
+    def _write_committed(self, here: StateTransaction, commit: Commit, keys: int) -> None:
+        row = self._row(commit, COMMITTED, keys)
+        here.write_batch(row)
+        if commit.letters and row.committed_at is not None:
+            here.write_dead_letters(commit.attempt, commit.letters, row.committed_at)
+        if commit.retried:
+            here.mark_retried(commit.retried, commit.attempt.txid)
 
     def _row(self, commit: Commit, status: BatchStatus, keys: int) -> BatchRecord:
         return BatchRecord(
@@ -283,6 +295,7 @@ class TopologyStates:
         for spec in sorted(self.life.tables, key=lambda spec: spec.state.table):
             if spec.semantics is Semantics.OPAQUE:
                 here.restore(attempt, spec)
+        here.undo_dead_letters(attempt.txid)
 
 
 def _write(here: StateTransaction, attempt: TransactionAttempt, writes: Writes) -> int:

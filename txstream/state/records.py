@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -12,6 +12,7 @@ import pyarrow as pa
 from txstream.api.errors import CorruptStateError, ServiceUnavailableError, StateTableError
 from txstream.api.reducers import Reducer
 from txstream.api.state import SqlState
+from txstream.dead_letters import DeadLetter, LetterKey
 from txstream.semantics import Semantics
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
@@ -71,7 +72,9 @@ class Commit:
     many tuples the spout emitted, `error` why the attempt before this one failed, `after` the attempt that
     committed the previous txid (None where unknown). Times are timezone-aware. `details` is for information
     only, in JSON values: `path` ("driver" or "executors"), `timings` (seconds by step), `attempts` (those of
-    this txid that failed: attempt, error, failed_at), `digests` (by table: `txstream.digests`).
+    this txid that failed: attempt, error, failed_at), `digests` (by table: `txstream.digests`). `letters` are
+    the records that `metas` leave out, in the one store of the topology that keeps them; `retried` are those
+    of earlier batches that it retries, wherever they are.
     """
 
     attempt: TransactionAttempt
@@ -83,6 +86,8 @@ class Commit:
     error: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     after: AttemptId | None = None
+    letters: Sequence[DeadLetter] = ()
+    retried: Sequence[LetterKey] = ()
 
 
 @dataclass(frozen=True)

@@ -247,6 +247,28 @@ class TreeProgress:
             )
         return batch.metas
 
+    def amend(self, txid: Txid, metas: BatchMetas[Any]) -> None:
+        with self._lock:
+            current, current_version = self._require_loaded()
+            version = self._meta_versions.get(txid)
+            if txid < current or version is None:
+                raise CoordinatorError(f"the plan of txid {txid} cannot be amended: current is {current}")
+            path, data = self._paths.meta(txid), StoredBatch(metas, None).encode(self._codec)
+            operations: list[Operation] = [
+                Check(self._paths.current, current_version),
+                SetData(path, data, version),
+            ]
+            failures = 0
+            while (problem := self._fenced.try_multi("amend", operations)) is not None:
+                self._fenced.verify()
+                node = self._tree.get(path)
+                if node is not None and (node.version, node.data) == (version + 1, data):
+                    break
+                _fail_if_refused(problem)
+                failures += 1
+                self._tree.back_off(failures)
+            self._meta_versions[txid] = version + 1
+
     def advance(self, txid: Txid, attempt: AttemptId, metas: BatchMetas[Any] | None) -> None:
         with self._lock:
             current, version = self._require_loaded()

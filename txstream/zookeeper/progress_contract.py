@@ -79,6 +79,10 @@ class ProgressStore(Protocol):
         """Store the plan of the next txid, before anything of it is emitted. Return what is stored, which is
         another plan if one was there. Raises MetaTooLargeError, CoordinatorError (not the next txid)."""
 
+    def amend(self, txid: Txid, metas: BatchMetas[Any]) -> None:
+        """Store the plan of a txid that is not committed again, with the records that it leaves out. Repeated
+        until it is known to be stored. Raises MetaTooLargeError, CoordinatorError (no such plan)."""
+
     def advance(self, txid: Txid, attempt: AttemptId, metas: BatchMetas[Any] | None) -> None:
         """Store that `attempt` has committed `txid`, the current one: current becomes txid + 1, the metas
         before txid are deleted, txid's own stay. `metas` is None if they were persisted. Repeated until it is

@@ -34,6 +34,7 @@ class Kind(StrEnum):
     PAUSE = "pause"  # {}
     RESUME = "resume"  # {}
     STOP = "stop"  # {} or {"at": txid}
+    RETRY = "retry"  # {"components": [component, ...]}, or {} for all
     TREE = "tree"  # {"txid": txid}: nothing is changed, the answer tells
     STORY = "story"  # {"txid": txid}: as well
 

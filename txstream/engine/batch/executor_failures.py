@@ -59,6 +59,8 @@ class Failure:
                 f"component {self.component!r}: {self.kind}; the run's output has the message"
             )
         raised.record = self.record
+        raised.component, raised.kind = self.component, self.kind.partition(" ")[0]
+        raised.words = self.message.partition(", while processing ")[0]
         if self.details:
             raised.add_note(self.details)
         return raised

@@ -12,6 +12,7 @@ sends one message to every Spark task of the next, even without tuples: receiver
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from collections import Counter
@@ -40,6 +41,8 @@ class WorkOrder:
     `slots` are those that an operator has changed since the topology was started. The order holds them, so
     that every Spark task of an attempt, even one that is computed again, sees the same layout. `committed` is
     the attempt that was committed last; it is set only in the commit phase, and only if it is known.
+    `excluded` are the offsets, by partition, of the records that the batch leaves out. `records` are those of
+    dead letters that it retries, as the spout emits them; the first Spark task has them.
     """
 
     attempt: TransactionAttempt
@@ -47,6 +50,8 @@ class WorkOrder:
     assignments: Sequence[Mapping[str, Any]]
     slots: Mapping[str, int] = field(default_factory=dict)
     committed: TransactionAttempt | None = None
+    excluded: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    records: pa.RecordBatch | None = None
 
     def to_json(self) -> str:
         return json.dumps(
@@ -57,6 +62,8 @@ class WorkOrder:
                 "assignments": self.assignments,
                 "slots": dict(self.slots),
                 "committed": self.committed and [self.committed.txid, self.committed.attempt],
+                "excluded": dict(self.excluded),
+                "records": None if self.records is None else _as_text(self.records),
             },
             separators=(",", ":"),
         )
@@ -72,7 +79,20 @@ class WorkOrder:
             document["assignments"],
             document["slots"],
             None if committed is None else TransactionAttempt(*committed),
+            document["excluded"],
+            None if document["records"] is None else _from_text(document["records"]),
         )
+
+
+def _as_text(records: pa.RecordBatch) -> str:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, records.schema) as writer:
+        writer.write_batch(records)
+    return base64.b64encode(sink.getvalue()).decode()
+
+
+def _from_text(text: str) -> pa.RecordBatch:
+    return pa.ipc.open_stream(base64.b64decode(text)).read_next_batch()
 
 
 def pack(header: Mapping[str, Any], tables: Mapping[str, pa.Table] | None = None) -> bytes:

@@ -109,4 +109,11 @@ def work_order(
         lightest = loads.index(min(loads))
         assignments[lightest][partition] = codec.encode_meta(meta)
         loads[lightest] += sizes[partition] or 1
-    return WorkOrder(attempt, width, assignments, dict(slots))
+    return WorkOrder(
+        attempt,
+        width,
+        assignments,
+        dict(slots),
+        excluded=metas.excluded_offsets(),
+        records=metas.records,
+    )

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
+from typing import Any
 
 import pyarrow as pa
 
 from txstream.api.errors import BoltError, ShortBatchError
 from txstream.api.tuples import DEFAULT_STREAM
+from txstream.batch_metas import pieces
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.executor_failures import CrashError, describe
 from txstream.engine.batch.layout import Layout, Stage, lay_out
@@ -112,6 +115,9 @@ def _read(
 ) -> tuple[int, float]:
     """Push what the emitter reads. Returns the number of records and the seconds spent waiting for them."""
     assigned = order.assignments[spark_task]
+    if order.records is not None and spark_task == 0:
+        run.outbox.push(plan.spout_id, DEFAULT_STREAM, spark_task, order.records)
+        return order.records.num_rows, 0.0
     if not assigned:
         return 0, 0.0
     emitter, codec = process.spout()
@@ -124,7 +130,8 @@ def _read(
     rows: Counter[str] = Counter()
     waited = 0.0
     joined = _JoinedChunks(lambda some: run.outbox.push(plan.spout_id, DEFAULT_STREAM, spark_task, some))
-    batches = iter(emitter.emit_joined(order.attempt, metas))
+    rounds = _without(metas, order.excluded) if order.excluded else [metas]
+    batches = chain.from_iterable(emitter.emit_joined(order.attempt, each) for each in rounds)
     while True:
         started = time.perf_counter()
         item = next(batches, None)
@@ -147,6 +154,14 @@ def _read(
                 f"{len(counts)} partitions; a source must say of each row whose it is"
             )
         joined.add(batch)
+
+
+def _without(metas: Mapping[str, Any], excluded: Mapping[str, Sequence[int]]) -> Iterator[Mapping[str, Any]]:
+    """Yield what to read, one piece of each partition after the other: a range is cut where a record is left
+    out, so that nothing reads or decodes it."""
+    cut = {name: pieces(meta, excluded[name]) if name in excluded else [meta] for name, meta in metas.items()}
+    for each in zip_longest(*cut.values()):
+        yield {name: piece for name, piece in zip(cut, each, strict=True) if piece is not None}
 
 
 class _JoinedChunks:

@@ -7,6 +7,7 @@ driver ends it.
 Invariants.
 - When `commit` returns, every database has committed this very attempt. When it raises BatchFailedError or
   ServiceUnavailableError, some may have and some not; a new attempt undoes and redoes them all.
+- A batch's dead letters are in the first of its databases, and in no other.
 - No task writes into a database before this attempt has begun there, and the attempt ends in no database
   before all tasks have written. It begins at most once in each: the fence refuses it a second time.
 """
@@ -26,6 +27,7 @@ import pyarrow as pa
 from txstream.api.bolts import StateCommitter
 from txstream.api.errors import BatchFailedError, FencedError, ServiceUnavailableError, TopologyError
 from txstream.api.topology import Topology
+from txstream.dead_letters import DeadLetter, LetterKey
 from txstream.digests import TableDigest, digest_of
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.batch.shares import StateWrite, TableDeltas
@@ -63,7 +65,8 @@ Prepared = Mapping[str, StateDeltas]
 class ProcessedBatch:
     """A batch between the phases. `deltas` are those of the states that are fed in processing. `attempts` are
     the failed ones of its txid, as the ledger keeps them. `timings` are seconds by step, to which every later
-    step adds its own."""
+    step adds its own. `letters` are the records that its metas leave out, `retried` the dead
+    letters that it retries."""
 
     result: BatchResult
     deltas: Prepared
@@ -72,6 +75,8 @@ class ProcessedBatch:
     error: str | None
     attempts: Sequence[Mapping[str, Any]] = ()
     timings: dict[str, float] = field(default_factory=dict)
+    letters: Sequence[DeadLetter] = ()
+    retried: Sequence[LetterKey] = ()
 
 
 class ShareWriter(Protocol):
@@ -184,6 +189,8 @@ class Committer:
             path = EXECUTORS if at in shared or at in begun else DRIVER
             digests[at] |= {one.spec.state.table: deltas[one.component].digest for one in own[at]}
             commit = self._whole(attempt, metas, batch, path, mine, digests[at])
+            if not at and batch.letters:
+                commit = replace(commit, letters=batch.letters)
             self._finish(states, commit, reached, keys=keys[at], path=path)
         before = Txid(attempt.txid - 1)
         self._committed_by = {before: self._committed_by.get(before), attempt.txid: attempt.attempt}
@@ -316,6 +323,7 @@ class Committer:
             error=batch.error,
             details=details,
             after=self._committed_by.get(Txid(attempt.txid - 1)),
+            retried=batch.retried,
         )
 
     def _outcome(self, states: TopologyStates, attempt: TransactionAttempt, *, lost: bool) -> bool:

@@ -19,6 +19,7 @@ from txstream.engine.batch.shares import TableDeltas
 from txstream.engine.states.bindings import Bindings, StateBinding
 from txstream.engine.states.worker_databases import StorePlace
 from txstream.state import StateBackend, TableSpec, TopologyStates, place_of
+from txstream.state.dead_letters import refuse_store
 
 DEFAULT_CONNECT_TIMEOUT_SECONDS = 10.0
 
@@ -79,8 +80,8 @@ def state_targets(
     A topology without any state has its fence and ledger in `default_url`. Each state is written through its
     own URL; whether two URLs are one database shows when they are asked (`take_up`). With `in_this_process`,
     bolts run in this process and can open every database. Raises TopologyError when two states fill one table
-    (`build` cannot see it if one has no URL), and when executors would write into a database that they cannot
-    open.
+    (`build` cannot see it if one has no URL), when executors would write into a database that they cannot
+    open, and when the first database cannot keep the dead letters that the topology asks for.
     """
     found: dict[str, _Found] = {}
     spelled: dict[object, str] = {}  # the first spelling of each URL
@@ -125,6 +126,9 @@ def state_targets(
         )
 
     targets = [target(url, here) for url, here in found.items()]
+    first = targets[0].database
+    if topology.dead_letters is not None and not first.keeps_dead_letters:
+        raise refuse_store(topology.id, first.display_url, type(first).__name__)
     shown: set[str] = set()
     for one in targets:
         if (url := one.database.display_url) in shown:

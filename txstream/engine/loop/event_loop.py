@@ -18,6 +18,7 @@ from txstream.api.topology import Topology
 from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.coordinator import (
     Advance,
+    Amend,
     Cancel,
     Command,
     Coordinator,
@@ -31,6 +32,7 @@ from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import Committer
 from txstream.engine.fault_points import Point, PointListener, nobody_listens
 from txstream.engine.loop.commit_phase import CommitPhase
+from txstream.engine.loop.dead_letter_rows import Letters
 from txstream.engine.loop.failed_attempts import FailedAttempts
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
@@ -40,6 +42,7 @@ from txstream.engine.loop.outages import RunAbortedError, Waiting
 from txstream.engine.loop.pace import Pace
 from txstream.engine.loop.planning import Planning
 from txstream.engine.loop.processing import Processing
+from txstream.engine.loop.retries import Retries
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Event, Lane, Workers
 from txstream.report import BatchTiming, Statistics
@@ -69,6 +72,8 @@ class EventLoop:
         waiting: Waiting,
         steering: Steering,
         log_end: LogEnd,
+        letters: Letters,
+        retries: Retries,
         *,
         until_txid: int | None = None,
         warm_up_seconds: float = 0.0,
@@ -111,9 +116,12 @@ class EventLoop:
             *(self, spout, store, waiting, unreadable, pace, log_end),
             most_of_partition=topology.spout.source.max_records_per_partition,
             gather_seconds=gather_seconds,
+            retries=retries,
         )
+        self._retries = retries
         self._processing = Processing(
-            self, runner, committer, self._planning, unreadable, watcher, self.statistics, codec
+            *(self, runner, committer, self._planning, unreadable, watcher, self.statistics, codec),
+            *(topology, letters, retries),
         )
         release = self._processing.release
         self._commits = CommitPhase(self, committer, runner, codec, watcher, self.statistics, release)
@@ -192,7 +200,8 @@ class EventLoop:
         last = coordinator.committed_metas().positions()
         self.caught_up = self.log_end.is_reached(last)
         ended = self._until_txid is not None and coordinator.current > self._until_txid
-        return self.caught_up or coordinator.is_draining or ended
+        caught_up = self.caught_up and (coordinator.is_paused or not self._retries.are_asked)
+        return caught_up or coordinator.is_draining or ended
 
     def _shut_down(self) -> None:
         self.workers.interrupt()
@@ -217,6 +226,8 @@ class EventLoop:
                     self._planning.plan(command)
                 case Persist():
                     self._persist(command)
+                case Amend():
+                    self._amend(command)
                 case EmitBatch():
                     self._watcher.emitting(command)
                     self._processing.emit(command)
@@ -250,6 +261,15 @@ class EventLoop:
         def done(metas: BatchMetas[Any]) -> None:
             self.timing(persist.txid).persist_seconds = time.perf_counter() - started
             self.carry_out(self.coordinator.persisted(persist.txid, metas))
+
+        self.workers.submit(Lane.WRITE, work, done, self.fail_run)
+
+    def _amend(self, amend: Amend[Any]) -> None:
+        def work() -> None:
+            self._store.amend(amend.txid, amend.metas)
+
+        def done(_: None) -> None:
+            self.carry_out(self.coordinator.amended(amend.txid))
 
         self.workers.submit(Lane.WRITE, work, done, self.fail_run)
 

@@ -22,6 +22,7 @@ from txstream.engine.loop.retry_policy import (
     Verdict,
     count_reason,
     judge,
+    may_be_a_record,
     reason_of,
 )
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
@@ -93,7 +94,9 @@ class FailedAttempts:
         if not self._batches.is_active(attempt):
             return
         self._watcher.failed(attempt, error)
-        if judge(error, is_writing=is_writing) is Verdict.FATAL:
+        if judge(error, is_writing=is_writing) is Verdict.FATAL and not self._calls_for_isolation(
+            error, attempt
+        ):
             self._end_with(attempt, error)
             return
         self.time.ended(error)
@@ -120,6 +123,20 @@ class FailedAttempts:
         if isinstance(error, PartitionUnavailableError) or transactional:
             self._unreadable.recheck.update(txid for txid in coordinator.active if txid >= attempt.txid)
         self._batches.carry_out(coordinator.fail(attempt, type(error).__name__))
+
+    def isolates(self, attempt: TransactionAttempt) -> bool:
+        """Return whether the attempt looks for records at which its batch fails, to leave them out."""
+        failures = self._of_txid.get(attempt.txid)
+        if self._topology.dead_letters is None or failures is None or not failures.by_records:
+            return False
+        return self._batches.coordinator.may_leave_out(attempt)
+
+    def _calls_for_isolation(self, error: BaseException, attempt: TransactionAttempt) -> bool:
+        """Return whether the next attempt looks for the records that cause an error which would end the run;
+        an attempt that has looked already has found none."""
+        failures = self._of_txid.get(attempt.txid)
+        has_looked = failures is not None and failures.by_records
+        return self._topology.dead_letters is not None and may_be_a_record(error) and not has_looked
 
     def drop(self, attempt: TransactionAttempt) -> None:
         """Forget a fatal error of the attempt: its batch is replayed."""

@@ -45,7 +45,7 @@ def name_record(
     log.info("looking for the record at which the batch fails")
     while now() < deadline:
         parts = reversed([*halves(found, exact=True)])
-        smaller = next((part for part in parts if _fails_alike(error, part, process)), None)
+        smaller = next((part for part in parts if _fails_alike(error, metas.part(part), process)), None)
         if smaller is None:
             break
         found = smaller
@@ -54,10 +54,10 @@ def name_record(
 
 
 def _fails_alike(
-    error: TxstreamError, part: Mapping[str, Any], process: Callable[[BatchMetas[Any]], object]
+    error: TxstreamError, part: BatchMetas[Any], process: Callable[[BatchMetas[Any]], object]
 ) -> bool:
     try:
-        process(BatchMetas(part))
+        process(part)
     except Exception as other:  # noqa: BLE001 - the run ends with its own error, whatever happens here
         return type(other) is type(error) and _shape(other) == _shape(error)
     return False

@@ -8,6 +8,7 @@ Invariants.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ class Judgement:
 class Steering:
     """What is in force, and what becomes of further requests.
 
+    `retries` are the components whose dead letters are to be retried, as they were asked for; None is all.
     `stopped_by` names the operator who asked the run to end; None while nobody has.
     """
 
@@ -40,6 +42,8 @@ class Steering:
         self.slots = Slots(topology)
         self.paused: Request | None = None
         self.stopped_by: str | None = None
+        self.retries: deque[frozenset[str] | None] = deque()
+        self._topology = topology
         self._coordinator = coordinator
         self._judged: dict[str, Judgement] = {}
         self._too_old: set[str] = set()
@@ -89,6 +93,8 @@ class Steering:
                 return was
             case Kind.STOP:
                 return {"after": self._stop(request)}
+            case Kind.RETRY:
+                return self._retry(request)
         raise UsageError(
             f"this driver knows no request {request.kind!r}; run the version of txstream that has asked"
         )
@@ -99,6 +105,16 @@ class Steering:
             self._coordinator.resume()
         else:
             self._coordinator.pause()
+
+    def _retry(self, request: Request) -> Mapping[str, Any]:
+        if self._topology.dead_letters is None:
+            raise UsageError(
+                "the code that runs asks for no dead letters, so a record that fails again would end the "
+                "run; start it with --dead-letters, or with dead_letters= of the builder"
+            )
+        components = request.body.get("components")
+        self.retries.append(None if components is None else frozenset(components))
+        return {"after": self._coordinator.last_open}
 
     # --- stop -----------------------------------------------------------------------------------------
 

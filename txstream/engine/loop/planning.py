@@ -23,6 +23,7 @@ from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Batches
 from txstream.engine.loop.outages import Waiting
 from txstream.engine.loop.pace import Pace
+from txstream.engine.loop.retries import Retries
 from txstream.engine.loop.unreadable_partitions import CHECK_SECONDS, UnreadablePartitions
 from txstream.engine.loop.workers import Lane
 from txstream.transaction import Txid
@@ -55,8 +56,10 @@ class Planning:
         *,
         most_of_partition: int | None = None,
         gather_seconds: float = 0.0,
+        retries: Retries,
     ) -> None:
         self._batches = batches
+        self._retries = retries
         self._spout = spout
         self._store = store
         self._waiting = waiting
@@ -102,8 +105,19 @@ class Planning:
             batches.workers.after(self._pace.seconds_to_wait(), lambda: batches.carry_out(coordinator.wake()))
             return
         started = time.perf_counter()
+        retried = self._retries.are_asked and {
+            key
+            for txid in coordinator.stored_txids()
+            if coordinator.current <= txid < plan.txid
+            for key in coordinator.metas(txid).retried
+        }
 
         def work() -> BatchMetas[Any] | None:
+            letters = () if retried is False else self._retries.next(retried)
+            if letters:
+                metas = BatchMetas(carried=plan.last).retrying(letters)
+                self._store.check_size(metas)
+                return metas
             if not plan.replay and (self._log_end.is_reached(plan.last) or not self._spout.is_ready()):
                 return None
             metas = BatchMetas.from_plan(plan.last, self._spout.plan(plan.last, limit))

@@ -8,21 +8,37 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from txstream.batch_metas import MetaCodec
+from txstream.api.topology import Topology
+from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.coordinator import EmitBatch, Phase
+from txstream.dead_letters import DeadLetter
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.commit.committer import Committer, Prepared, ProcessedBatch
+from txstream.engine.loop.dead_letter_rows import Letters
+from txstream.engine.loop.isolation import Found, Isolated, Isolation
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.planning import Planning
+from txstream.engine.loop.retries import Retries
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Lane
 from txstream.report import Statistics
 from txstream.transaction import TransactionAttempt, Txid
+from txstream.wording import counted
 
 log = logging.getLogger(__name__)
+
+
+class _Processed(NamedTuple):
+    """What comes of a batch before its commit."""
+
+    result: BatchResult
+    deltas: Prepared
+    merge_seconds: float
 
 
 class Processing:
@@ -38,6 +54,9 @@ class Processing:
         watcher: Watcher,
         statistics: Statistics,
         codec: MetaCodec[Any],
+        topology: Topology,
+        letters: Letters,
+        retries: Retries,
     ) -> None:
         self._codec = codec
         self._statistics = statistics
@@ -49,6 +68,17 @@ class Processing:
         self._watcher = watcher
         self._processed: dict[TransactionAttempt, ProcessedBatch] = {}
         self._emitted: set[Txid] = set()
+        self._letters = letters
+        self._retries = retries
+        # What was found to fail by itself in open batches.
+        self._found: dict[Txid, Sequence[Found]] = {}
+        self._isolation: Isolation[_Processed] | None = None
+        if topology.dead_letters is not None:
+            self._isolation = Isolation(
+                topology.dead_letters,
+                lambda attempt, metas: self._process(attempt, metas, is_checked=True),
+                lambda processed: self.release(processed.result),
+            )
 
     def emit(self, emit: EmitBatch[Any]) -> None:
         """Process an attempt, after the wait that its txid's failures call for."""
@@ -82,6 +112,7 @@ class Processing:
     def committed(self, txid: Txid) -> None:
         """Forget a txid: nothing of it will be asked for again."""
         self._emitted.discard(txid)
+        self._found.pop(txid, None)
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """Ask the runner to stop an attempt."""
@@ -105,32 +136,54 @@ class Processing:
         if not batches.is_active(attempt):
             return
 
-        def work() -> tuple[BatchResult, Prepared, float]:
-            result = self._runner.run(attempt, emit.metas)
-            started = time.perf_counter()
-            try:
-                deltas = self._committer.prepare(result)
-            except BaseException:
-                self.release(result)
-                raise
-            return result, deltas, time.perf_counter() - started
+        isolates, known = batches.failures.isolates(attempt), self._found.get(attempt.txid, ())
 
-        def done(processed: tuple[BatchResult, Prepared, float]) -> None:
-            result, deltas, merge_seconds = processed
+        def is_wanted() -> bool:
+            return batches.is_active(attempt)
+
+        def work() -> tuple[Isolated[_Processed], Sequence[DeadLetter]]:
+            found = known
+            if emit.metas.excluded and self._isolation is not None:
+                found = self._isolation.tell_again(attempt, emit.metas, known, is_wanted)
+            if isolates and self._isolation is not None:
+                done = self._isolation.run(attempt, emit.metas, is_wanted)
+            else:
+                done = Isolated(emit.metas, self._process(attempt, emit.metas), [])
+            if not done.metas.excluded:
+                return done, ()
+            try:
+                return done, self._letters(attempt, done.metas, [*found, *done.found])
+            except BaseException:
+                self.release(done.processed.result)
+                raise
+
+        def done(worked: tuple[Isolated[_Processed], Sequence[DeadLetter]]) -> None:
+            isolated, letters = worked
+            result = isolated.processed.result
             batches.failures.time.ended()
             self._watcher.processed(attempt, result)
             if batches.is_active(attempt):
-                batches.timing(attempt.txid).merge_seconds = merge_seconds
-                self._keep(emit, result, deltas)
+                batches.timing(attempt.txid).merge_seconds = isolated.processed.merge_seconds
+                self._keep(emit, isolated, letters)
+                if isolated.metas != emit.metas:
+                    self._leave_out(attempt, emit.metas, isolated)
             else:
                 self._release_soon(result)
             batches.carry_out(batches.coordinator.ack(attempt))
             self._planning.job_ended()
 
-        def is_due() -> bool:
-            return batches.coordinator.active[attempt.txid].phase is Phase.PROCESSING
+        def watch(trials: int) -> None:
+            def is_due() -> bool:
+                if batches.coordinator.active[attempt.txid].phase is not Phase.PROCESSING:
+                    return False
+                begun = 0 if self._isolation is None else self._isolation.trials(attempt)
+                if begun != trials:
+                    watch(begun)  # each trial has as much time as an attempt
+                return begun == trials
 
-        batches.failures.when_overdue(attempt, "processed", is_due)
+            batches.failures.when_overdue(attempt, "processed", is_due)
+
+        watch(0)
         batches.workers.submit(
             Lane.JOB,
             work,
@@ -139,8 +192,44 @@ class Processing:
             attempt=attempt,
         )
 
-    def _keep(self, emit: EmitBatch[Any], result: BatchResult, deltas: Prepared) -> None:
-        attempt = emit.attempt
+    def _process(
+        self, attempt: TransactionAttempt, metas: BatchMetas[Any], *, is_checked: bool = False
+    ) -> _Processed:
+        """Do to a batch what comes before its commit. `is_checked`: raise what a database would refuse."""
+        result = self._runner.run(attempt, self._retries.loaded(metas))
+        started = time.perf_counter()
+        try:
+            deltas = self._committer.prepare(result)
+            if is_checked:
+                self._committer.check(deltas)
+        except BaseException:
+            self.release(result)
+            raise
+        return _Processed(result, deltas, time.perf_counter() - started)
+
+    def _leave_out(
+        self, attempt: TransactionAttempt, planned: BatchMetas[Any], isolated: Isolated[_Processed]
+    ) -> None:
+        """Have the batch commit without what was found, and say so: each reason once, no record's content."""
+        self._found[attempt.txid] = [*self._found.get(attempt.txid, ()), *isolated.found]
+        reasons = Counter((one.record.component, one.record.exception) for one in isolated.found)
+        for (component, kind), number in sorted(reasons.items()):
+            log.warning(
+                "txid %d: %s: %s in component %r",
+                *(attempt.txid, counted(number, "dead letter"), kind, component),
+            )
+        again = set(planned.retried).difference(isolated.metas.retried)
+        if again:
+            self._retries.failed(again)
+            log.warning("txid %d: %s failed again", attempt.txid, counted(len(again), "dead letter"))
+        coordinator = self._batches.coordinator
+        self._batches.carry_out(coordinator.leave_out(attempt, isolated.metas))
+
+    def _keep(
+        self, emit: EmitBatch[Any], isolated: Isolated[_Processed], letters: Sequence[DeadLetter]
+    ) -> None:
+        attempt, processed = emit.attempt, isolated.processed
+        result = processed.result
         timing = self._batches.timing(attempt.txid)
         timing.records, timing.width = result.records, result.width
         timing.job_seconds = result.job_seconds
@@ -149,9 +238,11 @@ class Processing:
         failures = self._batches.failures.of(attempt.txid)
         self._processed[attempt] = ProcessedBatch(
             result,
-            deltas,
+            processed.deltas,
             planned_at=self._planning.planned_at(attempt.txid),
             processed_at=datetime.now(UTC),
             error=failures.last_error if failures is not None else None,
             attempts=failures.for_ledger(emit.metas, self._codec.encode_meta) if failures is not None else (),
+            letters=letters,
+            retried=isolated.metas.retried,
         )

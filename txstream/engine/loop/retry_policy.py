@@ -15,7 +15,9 @@ from txstream.api.errors import (
     BatchFailedError,
     BatchTimeoutError,
     BoltError,
+    DecodeError,
     ServiceUnavailableError,
+    StateValueError,
     TupleError,
     TxstreamError,
 )
@@ -53,6 +55,8 @@ class Verdict(Enum):
 def judge(error: BaseException, *, is_writing: bool = False) -> Verdict:
     """Return what an attempt's error means. `is_writing`: it came from the transactions of the states, where
     only outages and dead tasks are replayed: data that cannot be stored now cannot be stored next time."""
+    if getattr(error, "ends_run", False):
+        return Verdict.FATAL
     if isinstance(error, (BatchFailedError, ServiceUnavailableError)):
         return Verdict.REPLAY
     if isinstance(error, BoltError):
@@ -62,6 +66,12 @@ def judge(error: BaseException, *, is_writing: bool = False) -> Verdict:
     if isinstance(error, TxstreamError) and not isinstance(error, TupleError):
         return Verdict.FATAL
     return Verdict.BUG
+
+
+def may_be_a_record(error: BaseException) -> bool:
+    """Return whether one record can make an attempt fail like this: a bug, or data that nothing can decode or
+    store. Not an outage, and not a BatchFailedError, with which user code asks for another attempt."""
+    return isinstance(error, (DecodeError, StateValueError)) or judge(error) is Verdict.BUG
 
 
 class AttemptTime:
@@ -118,11 +128,13 @@ def shortened(message: str) -> str:
 @dataclass
 class TxidFailures:
     """How often a txid has failed in this run. `last` has its latest failures and what those attempts held;
-    `reasons` is for ZooKeeper; `timeouts` counts timeouts in a row."""
+    `reasons` is for ZooKeeper; `timeouts` counts timeouts in a row. `by_records`: it failed in a way that a
+    record can cause."""
 
     attempts: int = 0
     bugs: int = 0
     timeouts: int = 0
+    by_records: bool = False
     reasons: Counter[str] = field(default_factory=Counter)
     last_error: str | None = None
     last: deque[tuple[Mapping[str, Any], BatchMetas[Any]]] = field(
@@ -138,6 +150,7 @@ class TxidFailures:
         """Add a failure. Without an `attempt` it is counted, but not kept."""
         self.attempts += 1
         self.bugs += judge(error) is Verdict.BUG
+        self.by_records = self.by_records or may_be_a_record(error)
         self.timeouts = self.timeouts + 1 if isinstance(error, BatchTimeoutError) else 0
         self.last_error = storable(str(error))
         count_reason(self.reasons, reason_without_data(error))

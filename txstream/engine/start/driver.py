@@ -25,11 +25,13 @@ from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import Committer, StateTarget
 from txstream.engine.commit.state_targets import map_bindings
 from txstream.engine.fault_points import PointListener, nobody_listens
+from txstream.engine.loop.dead_letter_rows import letters_of
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.failing_record import name_record
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.outages import Waiting
+from txstream.engine.loop.retries import Retries
 from txstream.engine.loop.workers import Workers
 from txstream.engine.start.identity import check_identity
 from txstream.engine.start.takeover import Takeover, take_up
@@ -222,6 +224,12 @@ class Driver:
             self.waiting,
             taken.steering,
             log_end,
+            partial(letters_of, topology.spout.source, context),
+            Retries(
+                [target.of(topology, taken.identity.uuid) for target in targets],
+                topology.spout.source.decoded,
+                taken.steering.retries,
+            ),
             until_txid=self._until_txid,
             warm_up_seconds=self._warm_up_seconds,
             gather_seconds=self._gather_seconds,

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 
 import pyarrow as pa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txstream.api.errors import ServiceUnavailableError, StateValueError, TxstreamError
+from txstream.dead_letters import DeadLetter, LetterKey
 from txstream.state.commit_protocol import StateTransaction
 from txstream.state.records import BatchRecord, BatchStatus, TableSpec, TopologyLife
-from txstream.state.sql import fence, ledger
+from txstream.state.sql import dead_letters, fence, ledger
 from txstream.state.sql.dialect import Touch
 from txstream.state.sql.errors import Kind
 from txstream.state.sql.ledger import LedgerWriter
@@ -84,6 +86,21 @@ class SqlTransaction(StateTransaction):
         writer = self._statements.of(spec)
         self._written.append((attempt, writer, deltas))
         writer.write(self._connection, attempt, deltas, self._answered)
+
+    def write_dead_letters(
+        self, attempt: TransactionAttempt, letters: Sequence[DeadLetter], when: datetime
+    ) -> None:
+        life = self._life.topology, self._life.uuid
+        dead_letters.insert(self._connection, *life, attempt.txid, attempt.attempt, letters, when)
+        self._answered()
+
+    def undo_dead_letters(self, txid: Txid) -> None:
+        dead_letters.undo(self._connection, self._life.topology, self._life.uuid, txid)
+        self._answered()
+
+    def mark_retried(self, keys: Sequence[LetterKey], txid: Txid) -> None:
+        dead_letters.mark_retried(self._connection, self._life.topology, self._life.uuid, keys, txid)
+        self._answered()
 
     @contextlib.contextmanager
     def _undoing(self, attempt: TransactionAttempt, spec: TableSpec) -> Iterator[None]:

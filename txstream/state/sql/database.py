@@ -6,9 +6,9 @@ Thread-safe: every call has its own transaction (`sessions`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 from sqlalchemy import Connection, delete, select
@@ -21,11 +21,23 @@ from txstream.api.errors import (
     StateValueError,
     TxstreamError,
 )
+from txstream.dead_letters import LetterKey
 from txstream.state.backend import StateBackend
+from txstream.state.dead_letters import StoredDeadLetter
 from txstream.state.records import BatchRecord, FenceRow, TableSpec, TopologyLife
-from txstream.state.sql import fence, framework_revisions as revisions, ledger, tables as state_tables
+from txstream.state.sql import (
+    dead_letters,
+    fence,
+    framework_revisions as revisions,
+    ledger,
+    tables as state_tables,
+)
 from txstream.state.sql.adapter import PreparedStatements, SqlTransaction
-from txstream.state.sql.framework_tables import batch as batch_table, fence as fence_table
+from txstream.state.sql.framework_tables import (
+    batch as batch_table,
+    dead_letter as dead_letter_table,
+    fence as fence_table,
+)
 from txstream.state.sql.sessions import Sessions
 from txstream.state.sql.sql_reading import SqlStateReading
 from txstream.state.sql.urls import dialect_of
@@ -41,6 +53,8 @@ class StateDatabase(StateBackend):
     server ends a transaction that is idle for half of it, and a server that is silent for longer is given up.
     Raises UsageError for a URL that cannot be used, ServiceUnavailableError when its driver is missing.
     """
+
+    keeps_dead_letters: ClassVar[bool] = True
 
     def __init__(
         self, url: str, *, connect_timeout_seconds: float = 10.0, message_timeout_seconds: float = 30.0
@@ -204,6 +218,25 @@ class StateDatabase(StateBackend):
         with self.sessions.writing("pruning its ledger") as (connection, _):
             return ledger.prune(connection, topology, last)
 
+    # --- dead letters -------------------------------------------------------------------------------
+
+    def dead_letters(
+        self, topology: str, *, whole: bool = True, key: LetterKey | None = None
+    ) -> list[StoredDeadLetter]:
+        read = dead_letters.read
+        return self._read(
+            "the dead letters", lambda connection: read(connection, topology, whole=whole, key=key), []
+        )
+
+    def dead_letter_counts(self, topology: str) -> dict[tuple[Txid, str], int]:
+        return self._read(
+            "the dead letters", lambda connection: dead_letters.counts(connection, topology), {}
+        )
+
+    def drop_dead_letters(self, topology: str, keys: Sequence[LetterKey]) -> int:
+        with self.sessions.writing(f"dropping dead letters of topology {topology!r}") as (connection, _):
+            return dead_letters.drop(connection, topology, keys)
+
     # --- reading ------------------------------------------------------------------------------------
 
     def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
@@ -246,7 +279,7 @@ class StateDatabase(StateBackend):
             revisions.refuse_other_revision(revision, self.display_url)
             if attempt is not None:
                 fence.keep_below(connection, topology, attempt)
-            for table in (fence_table, batch_table):
+            for table in (fence_table, batch_table, dead_letter_table):
                 rows = delete(table).where(table.c.topology == topology)
                 connection.execute(rows if uuid is None else rows.where(table.c.uuid == uuid))
             if not drop_state:

@@ -2,7 +2,8 @@
 
 Invariants. One fence row per topology; its attempt only grows. At most one ledger row per topology and
 txid, and for transactional and opaque state it is written by the transaction that wrote the state. One
-ownership row per state table, written by the transaction that created the table.
+ownership row per state table, written by the transaction that created the table. At most one dead letter per
+topology, life, txid and place, written by the transaction that committed the batch.
 
 A new database gets these tables as described here. The scripts upgrade an older one to the same tables; a
 test compares the two.
@@ -18,6 +19,7 @@ from sqlalchemy import (
     Column,
     DateTime,
     Dialect,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     String,
@@ -27,9 +29,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import mysql
 
+from txstream.state.dead_letters import PLACE_LENGTH
 from txstream.state.declarations import TABLE_LENGTH
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """Every revision, oldest first. They are listed here because scripts cannot be read from a zip; a test
 compares the list with the scripts."""
 
@@ -59,6 +62,11 @@ def document() -> Text:
     return Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
+def binary() -> LargeBinary:
+    """Return the type for bytes of any length: MySQL's own BLOB ends at 64 KiB."""
+    return LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+
 class Utc(TypeDecorator[datetime]):
     """An aware time, kept in UTC. SQLite stores no zone, so reading adds it again."""
 
@@ -78,8 +86,8 @@ def _topology(**options: Any) -> Column[str]:
     return Column("topology", String(TOPOLOGY_LENGTH), nullable=False, **options)
 
 
-def _uuid() -> Column[str]:
-    return Column("uuid", String(UUID_LENGTH), nullable=False)
+def _uuid(**options: Any) -> Column[str]:
+    return Column("uuid", String(UUID_LENGTH), nullable=False, **options)
 
 
 fence = Table(
@@ -120,6 +128,30 @@ owned_table = Table(
     _uuid(),
     Column("declaration", document(), nullable=False),
     Column("created_at", Utc, nullable=False),
+    **STORED,
+)
+
+dead_letter = Table(
+    "txstream_dead_letter",
+    metadata,
+    _topology(primary_key=True),
+    _uuid(primary_key=True),
+    Column("txid", BigInteger, primary_key=True, autoincrement=False),
+    Column("place", String(PLACE_LENGTH), primary_key=True),
+    Column("attempt", BigInteger, nullable=False),
+    Column("status", String(64), nullable=False),
+    Column("when", Utc, nullable=False),
+    Column("topic", document(), nullable=True),
+    Column("partition", BigInteger, nullable=True),
+    Column("offset", BigInteger, nullable=True),
+    Column("timestamp", BigInteger, nullable=True),  # milliseconds since 1970, as Kafka has them
+    Column("component", document(), nullable=False),
+    Column("exception", document(), nullable=False),
+    Column("message", document(), nullable=False),
+    Column("traceback", document(), nullable=False),
+    Column("key", binary(), nullable=True),
+    Column("headers", binary(), nullable=True),
+    Column("value", binary(), nullable=True),
     **STORED,
 )
 

@@ -27,13 +27,15 @@ from txstream.api.errors import (
 )
 from txstream.api.reducers import Reducer
 from txstream.batch_metas import to_json
+from txstream.dead_letters import DeadLetter, LetterKey
 from txstream.state import declarations, fence_rules
 from txstream.state.backend import StateBackend
 from txstream.state.commit_protocol import StateTransaction
+from txstream.state.dead_letters import StoredDeadLetter
 from txstream.state.declarations import Owner
 from txstream.state.reading import StateReading
 from txstream.state.records import BatchRecord, BatchStatus, FenceRow, TableSpec, TopologyLife
-from txstream.state.store import layout, upkeep
+from txstream.state.store import dead_letters, layout, upkeep
 from txstream.state.store.layout import Transaction
 from txstream.state.store.merging import RowRules, can_keep, keys_of, rows_of, to_table
 from txstream.state.store.store_reading import StoreReading
@@ -53,6 +55,7 @@ class StoreBackend(StateBackend):
     """
 
     label: ClassVar[str]
+    keeps_dead_letters: ClassVar[bool] = True
 
     def __init__(self, display_url: str) -> None:
         self.display_url = display_url
@@ -195,6 +198,22 @@ class StoreBackend(StateBackend):
         with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
             return upkeep.prune_ledger(here, topology, committed_before, newest, rows)
 
+    # --- dead letters -------------------------------------------------------------------------------
+
+    def dead_letters(
+        self, topology: str, *, whole: bool = True, key: LetterKey | None = None
+    ) -> list[StoredDeadLetter]:
+        with self.transaction() as here:
+            return dead_letters.read(here, topology, key)
+
+    def dead_letter_counts(self, topology: str) -> dict[tuple[Txid, str], int]:
+        with self.transaction() as here:
+            return dead_letters.counts(here, topology)
+
+    def drop_dead_letters(self, topology: str, keys: Sequence[LetterKey]) -> int:
+        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
+            return dead_letters.drop(here, topology, lambda _, key: key in keys)
+
     # --- the commit ---------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -298,6 +317,7 @@ class StoreBackend(StateBackend):
             for key, row in list(here.scan(layout.ledger_space(topology))):
                 if uuid in (None, row["uuid"]):
                     here.put(layout.ledger_space(topology), key, None)
+            dead_letters.drop(here, topology, lambda owner, _: uuid in (None, owner))
             if drop_state:
                 for _, value in list(here.scan("table")):
                     owner = Owner(*value)
@@ -339,3 +359,14 @@ class _Adapter(StateTransaction):
 
     def write(self, attempt: TransactionAttempt, spec: TableSpec, deltas: pa.Table) -> None:
         self._store._write(self._here, attempt, spec, deltas)
+
+    def write_dead_letters(
+        self, attempt: TransactionAttempt, letters: Sequence[DeadLetter], when: datetime
+    ) -> None:
+        dead_letters.write(self._here, self._life, attempt, letters, when)
+
+    def undo_dead_letters(self, txid: Txid) -> None:
+        dead_letters.undo(self._here, self._life, txid)
+
+    def mark_retried(self, keys: Sequence[LetterKey], txid: Txid) -> None:
+        dead_letters.mark_retried(self._here, self._life, keys, txid)

@@ -5,6 +5,7 @@
 | `format` | `()` | the version of this layout |
 | `fence` | topology | topology, uuid, attempt, identity |
 | `batch/TOPOLOGY` | txid | the ledger's row, by column |
+| `dead/TOPOLOGY` | uuid, txid, place | the dead letter, by column |
 | `table` | table | table, topology, uuid, declaration |
 | `rows/TABLE` | the key columns | values, values before txid (or None), txid (or None) |
 
@@ -50,6 +51,10 @@ def lock_of(topology: str) -> str:
 
 def ledger_space(topology: str) -> str:
     return f"batch/{topology}"
+
+
+def dead_space(topology: str) -> str:
+    return f"dead/{topology}"
 
 
 def rows_space(table: str) -> str:

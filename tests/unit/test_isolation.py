@@ -1,0 +1,264 @@
+"""A batch that fails because of single records commits without them; each is in exactly one place."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from txstream import (
+    BasicBolt,
+    BatchBolt,
+    BatchFailedError,
+    BoltError,
+    Count,
+    DeadLetters,
+    MemorySpout,
+    OpaqueSpout,
+    OutputCollector,
+    SqlState,
+    SqlStateBolt,
+    Topology,
+    TransactionalSpout,
+    TransactionalTopologyBuilder,
+    Tuple,
+)
+from txstream.engine.loop.dead_letter_rows import _headers
+from txstream.state.registry import open_database
+from txstream.testing import TopologyTest
+
+BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
+ALL = DeadLetters(max_per_batch=100, max_share=1.0)
+WORDS = [f"w{number % 7}" for number in range(60)]
+
+
+class Parse(BasicBolt):
+    """Fails at each word that begins with "bad"."""
+
+    output = "word string"
+    calls: ClassVar[Counter[str]] = Counter()
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        word = tup["word"]
+        self.calls[word] += 1
+        if word.startswith("bad"):
+            raise ValueError(f"{word} is no word")
+        if word.startswith("later") and self.calls[word] == 1:
+            raise BatchFailedError("a service is away for a moment")
+        if word.startswith("once") and self.calls[word] == 1:
+            raise ValueError("once")
+        collector.emit((word,))
+
+
+class Together(BatchBolt):
+    """Fails at the end of a batch that holds both of two words, or the word "alone"."""
+
+    output = "word string"
+
+    def prepare(self, context: Any, collector: OutputCollector, batch_id: Any) -> None:
+        self.collector = collector
+        self.seen: set[str] = set()
+
+    def execute(self, tup: Tuple) -> None:
+        self.seen.add(tup["word"])
+        self.collector.emit((tup["word"],))
+
+    def finish_batch(self) -> None:
+        if {"this", "that"} <= self.seen or "alone" in self.seen:
+            raise RuntimeError("too much")
+
+
+def topology(
+    source: MemorySpout,
+    spout: type[OpaqueSpout[Any] | TransactionalSpout[Any]] = OpaqueSpout,
+    dead_letters: DeadLetters | None = ALL,
+    *,
+    batch: int = 500,
+) -> Topology:
+    builder = TransactionalTopologyBuilder(
+        "words", "words", spout(source, max_batch_records=batch), dead_letters=dead_letters, max_attempts=3
+    )
+    builder.set_bolt("parse", Parse()).shuffle_grouping("words")
+    builder.set_bolt("together", Together(), parallelism=2).fields_grouping("parse", "word")
+    state = SqlState("counts", key="word string", value="n bigint")
+    builder.set_committer_bolt("store", SqlStateBolt(state, n=Count())).fields_grouping("together", "word")
+    return builder.build()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    Parse.calls.clear()
+    return f"sqlite:///{tmp_path / 'state.db'}"
+
+
+@contextmanager
+def running(
+    rows: Mapping[str, Sequence[Any]],
+    database: str,
+    spout: type[OpaqueSpout[Any] | TransactionalSpout[Any]] = OpaqueSpout,
+    dead_letters: DeadLetters | None = ALL,
+    *,
+    batch: int = 500,
+) -> Iterator[TopologyTest]:
+    """A topology over these rows, by partition, batch by batch."""
+    with MemorySpout("word string", rows) as source:
+        given = topology(source, spout, dead_letters, batch=batch)
+        with TopologyTest(given, database=database) as test:
+            yield test
+
+
+def dead(url: str) -> list[tuple[Any, ...]]:
+    """Return txid, place, component, exception and word of each dead letter."""
+    opened = open_database(url)
+    try:
+        return [
+            (
+                one.txid,
+                one.place,
+                one.letter.component,
+                one.letter.exception,
+                json.loads(one.letter.value or b"{}")["word"],
+            )
+            for one in opened.dead_letters("words")
+        ]
+    finally:
+        opened.close()
+
+
+def counted_words(words: Sequence[str], *without: str) -> dict[str, int]:
+    return dict(Counter(word for word in words if word not in without))
+
+
+@BOTH
+def test_bad_records_are_dead_and_all_others_counted(spout: Any, database: str) -> None:
+    words = [*WORDS]
+    words[3], words[31], words[32] = "bad1", "bad2", "bad3"
+    with running({"p": words, "q": ["x", "bad4", "y"]}, database, spout, batch=40) as test:
+        test.run()
+        assert test.table("counts") == counted_words([*words, "x", "y"], "bad1", "bad2", "bad3")
+    assert Counter(word for *_, word in dead(database)) == Counter(["bad1", "bad2", "bad3", "bad4"])
+    assert {row[2:4] for row in dead(database)} == {("parse", "ValueError")}
+    assert {row[1] for row in dead(database)} == {"p@3", "p@31", "p@32", "q@1"}
+
+
+def test_message_and_traceback_are_the_bolts_own(database: str) -> None:
+    with running({"p": ["bad", "b"]}, database) as test:
+        test.run()
+    opened = open_database(database)
+    (row,) = opened.dead_letters("words")
+    opened.close()
+    assert row.letter.message.startswith("ValueError: bad is no word (in test_isolation.py, line ")
+    assert "while processing" not in row.letter.message
+    assert 'raise ValueError(f"{word} is no word")' in row.letter.traceback
+
+
+def test_without_the_setting_the_run_ends_as_ever(database: str) -> None:
+    with running({"p": ["a", "bad"]}, database, dead_letters=None) as test:
+        with pytest.raises(BoltError, match="bad is no word"):
+            test.run()
+        assert len(test.attempts(1)) == 3
+    assert dead(database) == []
+
+
+def test_a_record_that_fails_in_finish_batch_is_found(database: str) -> None:
+    with running({"p": [*WORDS, "alone", *WORDS]}, database) as test:
+        test.run()
+        assert test.table("counts") == counted_words([*WORDS, *WORDS])
+    assert dead(database) == [(1, "p@60", "together", "RuntimeError", "alone")]
+
+
+def test_records_that_fail_only_together_are_not_dead(database: str) -> None:
+    with (
+        MemorySpout("word string", {"p": ["this", "a", "that"]}) as source,
+        TopologyTest(of_one_task(source), database=database) as test,
+        pytest.raises(BoltError, match="too much"),
+    ):
+        test.run()
+    assert dead(database) == []
+
+
+def of_one_task(source: MemorySpout) -> Topology:
+    builder = TransactionalTopologyBuilder(
+        "words", "words", OpaqueSpout(source), dead_letters=ALL, max_attempts=3
+    )
+    builder.set_bolt("together", Together()).global_grouping("words")
+    state = SqlState("counts", key="word string", value="n bigint")
+    builder.set_committer_bolt("store", SqlStateBolt(state, n=Count())).fields_grouping("together", "word")
+    return builder.build()
+
+
+def test_a_service_that_was_away_for_a_moment_makes_no_dead_letter(database: str) -> None:
+    with running({"p": ["later", "once", "a"]}, database) as test:
+        test.run()
+        assert test.table("counts") == {"later": 1, "once": 1, "a": 1}
+    assert dead(database) == []
+
+
+def test_above_the_limit_the_run_ends_with_the_first_error_and_nothing_is_dead(database: str) -> None:
+    with (
+        MemorySpout("word string", {"p": ["bad1", "a", "bad2", "b"]}) as source,
+        TopologyTest(topology(source, dead_letters=DeadLetters(max_per_batch=1)), database=database) as test,
+        pytest.raises(BoltError, match="is no word") as raised,
+    ):
+        test.run()
+    assert any("more records of the batch fail by themselves" in note for note in raised.value.__notes__)
+    assert dead(database) == []
+
+
+def test_a_healthy_batch_is_processed_once(database: str) -> None:
+    with running({"p": ["a", "b"]}, database) as test:
+        test.run()
+    assert Parse.calls == {"a": 1, "b": 1}
+
+
+@BOTH
+def test_a_value_that_no_state_takes_is_found(spout: Any, database: str) -> None:
+    with MemorySpout("word string", {"p": ["a", None, "b"]}) as source:
+        builder = TransactionalTopologyBuilder(
+            "words", "words", spout(source), dead_letters=ALL, max_attempts=3
+        )
+        state = SqlState("counts", key="word string", value="n bigint")
+        builder.set_committer_bolt("store", SqlStateBolt(state, n=Count())).fields_grouping("words", "word")
+        with TopologyTest(builder, database=database) as test:
+            test.run()
+            assert test.table("counts") == {"a": 1, "b": 1}
+    assert dead(database) == [(1, "p@1", "store", "StateValueError", None)]
+
+
+def test_each_reason_is_logged_once_with_its_count(database: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with running({"p": ["bad1", "a", "bad2", "b", "alone"]}, database) as test:
+        test.run()
+    told = [record.getMessage() for record in caplog.records if "dead letter" in record.getMessage()]
+    assert told == [
+        "txid 1: 2 dead letters: ValueError in component 'parse'",
+        "txid 1: 1 dead letter: RuntimeError in component 'together'",
+    ]
+
+
+@BOTH
+@pytest.mark.parametrize("point", ["process", "commit"])
+def test_a_crash_in_an_isolating_attempt_leaves_each_record_in_one_place(
+    spout: Any, point: str, database: str
+) -> None:
+    with running({"p": ["a", "bad1", "b", "bad2"]}, database, spout) as test:
+        test.process(1)
+        if point == "commit":
+            test.commit(1)
+        test.crash()
+        test.restart()
+        test.run()
+        assert test.table("counts") == {"a": 1, "b": 1}
+    assert [row[1] for row in dead(database)] == ["p@1", "p@3"]
+
+
+def test_headers_are_kept_as_json() -> None:
+    kept = _headers([{"key": "trace", "value": b"\x00\xff"}, {"key": "none", "value": None}])
+    assert json.loads(kept) == [["trace", base64.b64encode(b"\x00\xff").decode()], ["none", None]]

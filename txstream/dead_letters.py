@@ -1,0 +1,87 @@
+"""Dead letters: records that fail by themselves, kept in a table instead of ending the run.
+
+The promise: of each source record, either all its effects are in the states, or exactly one row of
+`txstream_dead_letter` holds it and none of its effects is there. Here are the words that all parts share: the
+user's setting, a record that a batch's metas leave out, and the row that is stored for it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from txstream.api.errors import TopologyError
+from txstream.transaction import Txid
+
+DEFAULT_MAX_PER_BATCH = 100
+DEFAULT_MAX_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """Asks for dead letters: `TransactionalTopologyBuilder(..., dead_letters=DeadLetters())`.
+
+    At most `max_per_batch` records of a batch become dead letters, and at most the share `max_share` of its
+    records, but always one. When more fail it is a bug and not poison, and the run ends with the first
+    error. `topic` is reserved: a builder refuses it. Raises TopologyError for impossible values.
+    """
+
+    max_per_batch: int = DEFAULT_MAX_PER_BATCH
+    max_share: float = DEFAULT_MAX_SHARE
+    topic: str | None = None
+
+    def __post_init__(self) -> None:
+        most, share = self.max_per_batch, self.max_share
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise TopologyError(f"max_per_batch of dead letters is {most!r}; it must be an integer above 0")
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+            raise TopologyError(f"max_share of dead letters is {share!r}; it must be above 0 and at most 1")
+        if self.topic is not None and (not isinstance(self.topic, str) or not self.topic):
+            raise TopologyError(f"the topic of dead letters is {self.topic!r}; it must be a topic's name")
+
+    def most_of(self, records: int) -> int:
+        """Return how many of a batch's records may become dead letters."""
+        return min(self.max_per_batch, max(1, math.floor(self.max_share * records)))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Excluded:
+    """One record that a batch leaves out, as its metas keep it: the source's partition, the position of the
+    record in it, the component in which it failed and the class of the exception. No message, which may hold
+    data."""
+
+    partition: str
+    offset: int
+    component: str
+    exception: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LetterKey:
+    """Which dead letter of a topology's life: the batch that left its record out, and the record's place."""
+
+    txid: Txid
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One record that a batch leaves out, as the table keeps it.
+
+    `source` is its place as text. `topic`, `partition` and `offset` are Kafka's; other sources have None for
+    what they do not know. `headers` is a JSON array of [name, value in base64 or null]. `traceback` and
+    `message` are the user's own words, cut and cleaned for storage.
+    """
+
+    source: str
+    topic: str | None
+    partition: int | None
+    offset: int | None
+    timestamp_ms: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: bytes | None
+    component: str
+    exception: str
+    message: str
+    traceback: str

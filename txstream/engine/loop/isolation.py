@@ -1,0 +1,221 @@
+"""Finds the records at which a batch fails, so that the batch commits without them.
+
+It works inside the attempt that follows a failed one. The batch is processed as it is; if that fails again,
+its ranges are halved in trials, until single records are left. Nothing of a trial is committed.
+
+Invariants. A record is left out only after two trials with this record alone have failed, and never because
+of an outage or a BatchFailedError: these end the search, and the attempt with it. When more fail than the
+limits allow, none is left out. What the search gives back was processed without the records that it names.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from txstream.api.errors import BatchFailedError
+from txstream.batch_metas import BatchMetas, halves, is_numbered, pieces, until
+from txstream.dead_letters import DeadLetters, Excluded
+from txstream.engine.batch.sizing import planned_records
+from txstream.engine.loop.retry_policy import may_be_a_record, shortened
+from txstream.transaction import TransactionAttempt
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """A record that fails by itself, and in which words."""
+
+    record: Excluded
+    message: str
+    traceback: str
+
+
+class Isolated(NamedTuple, Generic[T]):
+    """A batch without the records that fail, and what came of it. `found` are those of this search."""
+
+    metas: BatchMetas[Any]
+    processed: T
+    found: list[Found]
+
+
+class Isolation(Generic[T]):
+    """One topology's searches. `process` does to a batch what comes before its commit; `release` drops what
+    came of it. Several threads search at once, each for an attempt of its own."""
+
+    def __init__(
+        self,
+        limits: DeadLetters,
+        process: Callable[[TransactionAttempt, BatchMetas[Any]], T],
+        release: Callable[[T], None],
+    ) -> None:
+        self._limits = limits
+        self._process = process
+        self._release = release
+        self._trials: Counter[TransactionAttempt] = Counter()
+
+    def trials(self, attempt: TransactionAttempt) -> int:
+        """Return how many trials of an attempt have begun: as long as it grows, nothing hangs."""
+        return self._trials[attempt]
+
+    def run(
+        self, attempt: TransactionAttempt, metas: BatchMetas[Any], is_wanted: Callable[[], bool]
+    ) -> Isolated[T]:
+        """Process a batch, without the records that fail by themselves; of retried ones each is tried alone.
+        Raises the first error when it cannot be explained by single records, or by so few of them;
+        BatchFailedError once it is not wanted."""
+        search = _Search(self, attempt, metas, is_wanted)
+        try:
+            return search.retry(metas) if metas.retried else search.run(metas)
+        finally:
+            del self._trials[attempt]
+
+    def tell_again(
+        self,
+        attempt: TransactionAttempt,
+        metas: BatchMetas[Any],
+        known: Sequence[Found],
+        is_wanted: Callable[[], bool],
+    ) -> list[Found]:
+        """Return in which words the records fail that a batch leaves out. A stored plan keeps no words, so
+        what an earlier driver found is tried again. It stays left out, whatever comes of that."""
+        told = {one.record: one for one in known}
+        search = _Search(self, attempt, metas, is_wanted)
+        try:
+            for record in metas.excluded:
+                if record not in told:
+                    alone = alone_in(metas, record)
+                    error = search.failure(BatchMetas({record.partition: alone}))
+                    words = ("it does not fail any more", "") if error is None else _words(error)
+                    told[record] = Found(record, *words)
+        finally:
+            del self._trials[attempt]
+        return list(told.values())
+
+
+class _Search(Generic[T]):
+    """The search of one attempt."""
+
+    def __init__(
+        self,
+        isolation: Isolation[T],
+        attempt: TransactionAttempt,
+        metas: BatchMetas[Any],
+        is_wanted: Callable[[], bool],
+    ) -> None:
+        self._isolation = isolation
+        self._attempt = attempt
+        self._is_wanted = is_wanted
+        self._most = isolation._limits.most_of(planned_records(metas) or 0)
+        self._left = self._most - len(metas.excluded)
+        self._found: list[Found] = []
+        self._first: Exception | None = None
+
+    def run(self, metas: BatchMetas[Any]) -> Isolated[T]:
+        while True:
+            try:
+                return Isolated(metas, self._processed(metas), self._found)
+            except Exception as error:
+                if not may_be_a_record(error):
+                    raise
+                self._first = self._first or error
+                log.info("%s: looking for the records at which it fails", self._attempt)
+                known = len(self._found)
+                self._search(metas, error)
+                if len(self._found) == known:
+                    raise
+                metas = metas.leaving_out(one.record for one in self._found)
+
+    def retry(self, metas: BatchMetas[Any]) -> Isolated[T]:
+        """Process a batch of dead letters without those that fail again: they stay dead. Of records that fail
+        only together, half are taken."""
+        while True:
+            try:
+                return Isolated(metas, self._processed(metas), [])
+            except Exception as error:
+                if not may_be_a_record(error):
+                    raise
+                well = [one for one in metas.retried if self.failure(metas.retrying([one])) is None]
+                if len(well) == len(metas.retried):
+                    if len(well) < 2:
+                        raise
+                    well = well[: len(well) // 2]
+                metas = metas.retrying(well)
+
+    def _search(self, part: BatchMetas[Any], error: Exception) -> None:
+        """Find the records of a part, which fails with this error."""
+        alone = _only_record(part)
+        if alone is not None:
+            self._add(part, alone, error)
+            return
+        for half in halves(part.partitions, exact=True):
+            smaller = part.part(half)
+            if _is_left(smaller):
+                failure = self.failure(smaller)
+                if failure is not None:
+                    self._search(smaller, failure)
+
+    def _add(self, part: BatchMetas[Any], place: tuple[str, int], error: Exception) -> None:
+        # A service that is away for a moment, or a machine that dies, makes no dead letter.
+        if self.failure(part) is None:
+            return
+        if len(self._found) == self._left:
+            assert self._first is not None
+            self._first.add_note(
+                f"more records of the batch fail by themselves than may become dead letters "
+                f"({self._most:,}); that is taken for a bug, so none became one (DeadLetters, --dead-letters)"
+            )
+            vars(self._first)["ends_run"] = True
+            raise self._first
+        kind = getattr(error, "kind", None) or type(error).__name__
+        component = getattr(error, "component", None) or ""
+        self._found.append(Found(Excluded(*place, component, kind), *_words(error)))
+
+    def failure(self, part: BatchMetas[Any]) -> Exception | None:
+        """Try a part. Return how it fails, or None."""
+        try:
+            self._isolation._release(self._processed(part))
+        except Exception as error:
+            if not may_be_a_record(error):
+                raise
+            return error
+        return None
+
+    def _processed(self, metas: BatchMetas[Any]) -> T:
+        if not self._is_wanted():
+            raise BatchFailedError(f"{self._attempt} was cancelled")
+        self._isolation._trials[self._attempt] += 1
+        return self._isolation._process(self._attempt, metas)
+
+
+def _words(error: Exception) -> tuple[str, str]:
+    """Return an error's message and the traceback of what raised it."""
+    message = str(getattr(error, "words", None) or error)
+    return shortened(message), "\n".join(getattr(error, "__notes__", ()))
+
+
+def alone_in(metas: BatchMetas[Any], record: Excluded) -> Any:
+    """Return the range of a batch that holds only this record."""
+    return until(replace(metas.partitions[record.partition], start=record.offset), record.offset + 1)
+
+
+def _only_record(part: BatchMetas[Any]) -> tuple[str, int] | None:
+    """Return the place of a part's only record; None if it has several or they are not numbered."""
+    if len(part.partitions) != 1:
+        return None
+    ((partition, meta),) = part.partitions.items()
+    return (partition, meta.start) if is_numbered(meta) and meta.records == 1 else None
+
+
+def _is_left(part: BatchMetas[Any]) -> bool:
+    """Is there anything in a part that it does not leave out?"""
+    excluded = part.excluded_offsets()
+    return any(
+        partition not in excluded or pieces(meta, excluded[partition])
+        for partition, meta in part.partitions.items()
+    )
