@@ -3,17 +3,19 @@ all its effects are in the tables or exactly one dead letter is there. With a gu
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 
-from simulation.histories import REAL, MutableWorld, Mutations, tell_of
+from simulation.histories import REAL, MutableWorld, Rules, tell_of
 from txstream import (
     BasicBolt,
     BatchBolt,
@@ -29,21 +31,19 @@ from txstream import (
     Tuple,
 )
 from txstream.batch_metas import BatchMetas
+from txstream.coordinator import Coordinator
 from txstream.engine.loop.isolation import Isolation
+from txstream.simulation.chances import Chances
+from txstream.simulation.plain_fold import Tables
+from txstream.simulation.program import Program
+from txstream.simulation.world import FAULTS, WrongResultError
 from txstream.state.commit_protocol import TopologyStates
 from txstream.state.records import Commit
-from txstream.testing.plain_fold import Tables
-from txstream.testing.simulation.chances import Chances
-from txstream.testing.simulation.program import Program
-from txstream.testing.simulation.world import FAULTS, WrongResultError
+from txstream.state.store.backend import _Adapter
 
 CI_SEEDS = 12
 MOST_SEEDS = 100
 WHEN = datetime(2026, 1, 2, tzinfo=UTC)
-_STATES = "state.commit_protocol.TopologyStates"
-_ADAPTER = "state.store.backend._Adapter"
-_COORDINATOR = "engine.start.takeover.Coordinator"
-_ISOLATION = "engine.loop.processing.Isolation"
 SOAK_SEEDS = int(os.environ.get("TXSTREAM_SIMULATION_SEEDS", "20000"))
 ROWS: Mapping[str, list[str]] = {
     "p": ["a", "bad", "b", "c", "moody", "a", "alone", "b", "bad", "c", "a", "b"],
@@ -148,7 +148,7 @@ def simulate(
     seed: int,
     spout: Any,
     databases: int,
-    mutations: Mutations = REAL,
+    rules: Rules = REAL,
     more: Mapping[str, float] | None = None,
 ) -> LetterWorld:
     program = program_of(spout, databases)
@@ -158,7 +158,7 @@ def simulate(
         f"counts{number}": {(w,): (n,) for w, n in GOOD.items()} for number in range(databases)
     }
     faults = {**FAULTS, **(more or {})}
-    world = LetterWorld(program, Chances(seed), expected, faults, 60, mutations=mutations)
+    world = LetterWorld(program, Chances(seed), expected, faults, 60, rules=rules)
     return tell_of(world, f"seed {seed}, {spout.__name__}")
 
 
@@ -179,6 +179,21 @@ def test_each_record_is_counted_or_dead_in_many_more_histories(spout: Any, datab
 # --- with a guard taken away ---------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Mistake(Rules):
+    """The real rules, but for one method."""
+
+    owner: type[Any] = object
+    method: str = ""
+    instead: Callable[..., Any] = print
+    shows: str = ""
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        with mock.patch.object(self.owner, self.method, self.instead), super().in_force():
+            yield
+
+
 _commit, _run = TopologyStates.commit, Isolation.run
 
 
@@ -188,24 +203,36 @@ def _commit_and_then_write(states: TopologyStates, commit: Commit, **options: An
         here.write_dead_letters(commit.attempt, commit.letters, WHEN)
 
 
-class LettersAreWrittenAfterTheCommit(Mutations, replaces={f"{_STATES}.commit": _commit_and_then_write}):
-    """A crash between the two transactions loses the record."""
+LETTERS_ARE_WRITTEN_AFTER_THE_COMMIT = Mistake(
+    owner=TopologyStates,
+    method="commit",
+    instead=_commit_and_then_write,
+    shows="A crash between the two transactions loses the record.",
+)
 
 
 def _undo_nothing(*_: Any) -> None:
     return
 
 
-class LettersAreNotUndone(Mutations, replaces={f"{_ADAPTER}.undo_dead_letters": _undo_nothing}):
-    """A replay finds the rows of the attempt before it."""
+LETTERS_ARE_NOT_UNDONE = Mistake(
+    owner=_Adapter,
+    method="undo_dead_letters",
+    instead=_undo_nothing,
+    shows="A replay finds the rows of the attempt before it.",
+)
 
 
 def _forget_the_set(*_: Any) -> list[Any]:
     return []
 
 
-class TheSetIsNotInThePlan(Mutations, replaces={f"{_COORDINATOR}.leave_out": _forget_the_set}):
-    """The ledger says that the batch holds a record that is dead."""
+THE_SET_IS_NOT_IN_THE_PLAN = Mistake(
+    owner=Coordinator,
+    method="leave_out",
+    instead=_forget_the_set,
+    shows="The ledger says that the batch holds a record that is dead.",
+)
 
 
 def _keep_half(isolation: Any, attempt: Any, metas: BatchMetas[Any], *given: Any) -> Any:
@@ -214,26 +241,30 @@ def _keep_half(isolation: Any, attempt: Any, metas: BatchMetas[Any], *given: Any
     return found._replace(metas=replace(found.metas, excluded=kept))
 
 
-class SomeRecordsAreNeitherCountedNorKept(Mutations, replaces={f"{_ISOLATION}.run": _keep_half}):
-    """A record that was found is left out of the batch, and nothing keeps it."""
+SOME_RECORDS_ARE_NEITHER_COUNTED_NOR_KEPT = Mistake(
+    owner=Isolation,
+    method="run",
+    instead=_keep_half,
+    shows="A record that was found is left out of the batch, and nothing keeps it.",
+)
 
 
 MUTANTS = [
-    (LettersAreWrittenAfterTheCommit, OpaqueSpout, 1),
-    (LettersAreNotUndone, OpaqueSpout, 2),
-    (LettersAreNotUndone, TransactionalSpout, 2),
-    (TheSetIsNotInThePlan, OpaqueSpout, 1),
-    (TheSetIsNotInThePlan, TransactionalSpout, 1),
-    (SomeRecordsAreNeitherCountedNorKept, OpaqueSpout, 1),
+    (LETTERS_ARE_WRITTEN_AFTER_THE_COMMIT, OpaqueSpout, 1),
+    (LETTERS_ARE_NOT_UNDONE, OpaqueSpout, 2),
+    (LETTERS_ARE_NOT_UNDONE, TransactionalSpout, 2),
+    (THE_SET_IS_NOT_IN_THE_PLAN, OpaqueSpout, 1),
+    (THE_SET_IS_NOT_IN_THE_PLAN, TransactionalSpout, 1),
+    (SOME_RECORDS_ARE_NEITHER_COUNTED_NOR_KEPT, OpaqueSpout, 1),
 ]
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("mutant", "spout", "databases"), MUTANTS)
-def test_a_missing_guard_is_found(mutant: type[Mutations], spout: Any, databases: int) -> None:
+def test_a_missing_guard_is_found(mutant: Mistake, spout: Any, databases: int) -> None:
     for seed in range(MOST_SEEDS):
         try:
-            simulate(seed, spout, databases, mutant(), {"crash": 0.03, "commit late": 0.1})
+            simulate(seed, spout, databases, mutant, {"crash": 0.03, "commit late": 0.1})
         except AssertionError:
             return
-    pytest.fail(f"{mutant.__doc__}: not found in {MOST_SEEDS} histories")
+    pytest.fail(f"{mutant.shows}: not found in {MOST_SEEDS} histories")

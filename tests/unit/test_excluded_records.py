@@ -12,10 +12,10 @@ from txstream.batch_metas import BatchMetas, MetaCodec, pieces
 from txstream.dead_letters import Excluded
 from txstream.engine.batch.execution_plan import compile_topology
 from txstream.engine.batch.messages import WorkOrder
+from txstream.engine.local_runner import InProcessRunner
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.memory import MemoryRange
 from txstream.testing import Fail
-from txstream.testing.inprocess import InProcessRunner
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 CODEC: MetaCodec[Any] = MetaCodec(MemoryRange)

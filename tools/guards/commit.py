@@ -70,11 +70,11 @@ COMMIT = (
             Patch(
                 sources.PROTOCOL,
                 "            rows = _write(here, attempt, writes)\n"
-                "            here.write_batch(self._row(commit, COMMITTED, rows))\n",
+                "            self._write_committed(here, commit, rows)\n",
                 "            rows = _write(here, attempt, writes[:1])\n"
                 "        with self.store.begin(self.life, str(attempt)) as here:\n"
                 "            rows += _write(here, attempt, writes[1:])\n"
-                "            here.write_batch(self._row(commit, COMMITTED, rows))\n",
+                "            self._write_committed(here, commit, rows)\n",
             ),
         ),
     ),
