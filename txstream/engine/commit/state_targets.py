@@ -15,6 +15,7 @@ from txstream.api.bolts import StateCommitter
 from txstream.api.errors import TopologyError
 from txstream.api.reducers import Put
 from txstream.api.topology import StateUse, Topology
+from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.commit.shares import TableDeltas
 from txstream.engine.commit.worker_databases import StorePlace
 from txstream.state import StateBackend, TableSpec, TopologyStates, place_of
@@ -75,7 +76,8 @@ def state_targets(
 ) -> list[StateTarget]:
     """Return the topology's states by database. A state without a URL is in `default_url`.
 
-    A topology without any state has its fence and ledger in `default_url`. Each state is written through its
+    A topology without any state has its fence and ledger in `default_url`; one of tracked tuples has neither,
+    and the table of a bolt is the bolt's own affair. Each state is written through its
     own URL; whether two URLs are one database shows when they are asked (`take_up`). With `in_this_process`,
     bolts run in this process and can open every database. Raises TopologyError when two states fill one table
     (`build` cannot see it if one has no URL), and when executors would write into a database that they cannot
@@ -107,7 +109,7 @@ def state_targets(
         put = {name: Put() for name in use.state.value_names}
         owner = f"{use.component!r} (state {use.name!r})"
         add(TableSpec(use.state, use.semantics, put), use.component, owner, by_bolts=True)
-    if not found:
+    if not found and not isinstance(topology, TrackedTopology):
         found[default_url] = _Found()
 
     def target(url: str, here: _Found) -> StateTarget:

@@ -83,8 +83,6 @@ class RunServices:
         self._stack.callback(self._zookeeper.close)
         if settings.uses_default_database:
             settings.make_data_dir()
-        if isinstance(self._topology, TrackedTopology):
-            return self._targets  # it has no ledger; the table of a bolt is the bolt's own affair
         self._targets = state_targets(
             self._topology,
             settings.database_url(),
