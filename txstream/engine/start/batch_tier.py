@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from txstream.api.errors import TxstreamError
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
-from txstream.api.topology import Topology
 from txstream.batch_metas import BatchMetas, MetaCodec
-from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import Committer
 from txstream.engine.fault_points import PointListener, nobody_listens
@@ -30,42 +28,22 @@ from txstream.wording import counted
 _SHOWN_REASONS = 3
 
 
+@dataclass(eq=False)
 class BatchTier(Tier[EventLoop]):
-    """See the module.
+    """See the module. While there is little to read, a batch gathers for `gather_seconds` at most.
+    `committer` is the class that commits."""
 
-    `until_caught_up` ends the turn once everything up to the log's end, as it is at the start, is committed;
-    `until_txid` ends it after that txid. `committer` is the class that commits.
-    """
+    gather_seconds: float = field(default=0.0, kw_only=True)
+    listener: PointListener = field(default=nobody_listens, kw_only=True)
+    watcher: Watcher | None = field(default=None, kw_only=True)
+    committer: type[Committer] = field(default=Committer, kw_only=True)
+    _source: PartitionCoordinator[Any] | None = field(init=False, default=None)
+    _process: Callable[[TransactionAttempt, BatchMetas[Any]], None] | None = field(init=False, default=None)
+    _lag: int | None = field(init=False, default=None)
 
-    def __init__(
-        self,
-        topology: Topology,
-        *,
-        until_caught_up: bool = False,
-        until_txid: int | None = None,
-        warm_up_seconds: float = 0.0,
-        gather_seconds: float = 0.0,
-        listener: PointListener = nobody_listens,
-        watcher: Watcher | None = None,
-        capture: bool = False,
-        plan: ExecutionPlan | None = None,
-        committer: type[Committer] = Committer,
-    ) -> None:
-        super().__init__(topology)
-        self.codec = MetaCodec(topology.spout.source.meta_type)
-        self.plan = plan
-        self.capture = capture
-        self.last_txid = None if until_txid is None else Txid(until_txid)
-        self._until_caught_up = until_caught_up
-        self._until_txid = until_txid
-        self._warm_up_seconds = warm_up_seconds
-        self._gather_seconds = gather_seconds
-        self._listener = listener
-        self._watcher = watcher
-        self._committer = committer
-        self._source: PartitionCoordinator[Any] | None = None
-        self._process: Callable[[TransactionAttempt, BatchMetas[Any]], None] | None = None
-        self._lag: int | None = None
+    @property
+    def codec(self) -> MetaCodec[Any]:
+        return MetaCodec(self.topology.spout.source.meta_type)
 
     def open(self, services: Services, context: SpoutContext) -> None:
         self._source = services.open_source(context)
@@ -74,10 +52,10 @@ class BatchTier(Tier[EventLoop]):
         assert self._source is not None
         taken, targets = ready.taken, ready.targets
         log_end = LogEnd(self._source, ready.waiting)
-        if self._until_caught_up:
+        if self.until_caught_up:
             log_end.ask()
         progress = taken.resume.progress
-        committer = self._committer(
+        committer = self.committer(
             self.topology,
             taken.identity.uuid,
             targets,
@@ -96,16 +74,16 @@ class BatchTier(Tier[EventLoop]):
             ready.waiting,
             taken.steering,
             log_end,
-            until_txid=self._until_txid,
-            warm_up_seconds=self._warm_up_seconds,
-            gather_seconds=self._gather_seconds,
-            listener=self._listener,
-            watcher=self._watcher,
+            until_txid=self.until_txid,
+            warm_up_seconds=self.warm_up_seconds,
+            gather_seconds=self.gather_seconds,
+            listener=self.listener,
+            watcher=self.watcher,
         )
 
     def explain(self, error: TxstreamError) -> None:
         """Add to an error of a batch where its record is. Nothing that this processes can be committed."""
-        loop = self._running
+        loop = self.running
         attempt, numbers = loop.failures.ended_by, itertools.count(1)
         if attempt is None or self._process is None or error is not loop.failure:
             return
@@ -118,7 +96,7 @@ class BatchTier(Tier[EventLoop]):
         name_record(error, loop.coordinator.metas(attempt.txid), part)
 
     def report(self, taken: Takeover, seconds: float) -> RunReport:
-        topology, loop = self.topology, self._running
+        topology, loop = self.topology, self.running
         statistics = loop.statistics
         return RunReport(
             topology=topology.id,
@@ -139,7 +117,7 @@ class BatchTier(Tier[EventLoop]):
         )
 
     def progress(self, seconds: float) -> RunProgress:
-        loop = self._running
+        loop = self.running
         statistics = loop.statistics
         return RunProgress(
             topology=self.topology.id,
@@ -181,11 +159,6 @@ class BatchTier(Tier[EventLoop]):
     @property
     def story(self) -> Sequence[str]:
         return () if self.loop is None else self.loop.coordinator.story.lines()
-
-    @property
-    def _running(self) -> EventLoop:
-        assert self.loop is not None
-        return self.loop
 
 
 def _processed(

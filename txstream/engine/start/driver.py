@@ -13,7 +13,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from txstream.api.errors import TxstreamError
@@ -98,22 +98,30 @@ class Ready:
     waiting: Waiting
 
 
+@dataclass(eq=False)
 class Tier(ABC, Generic[L]):
     """What batches, or tracked tuples, bring to their driver. The driver calls `open` and `prepare` in this
     order, each once; the rest may be called from any thread, once there is a loop.
 
-    `loop` is set once batches or tuples may run. `plan`, if set, was compiled before. With `capture` the
-    runner keeps what components emit. `last_txid` is the last that is opened.
+    `until_caught_up` ends the turn once everything is done that the source has. The first attempts, and those
+    after a timeout, have `warm_up_seconds` on top of the message timeout. `until_txid` is the last txid.
+    `plan`, if given, was compiled before; with `capture` the runner keeps what components emit. `loop` is set
+    once batches or tuples may run.
     """
 
-    codec: MetaCodec[Any]
+    topology: Topology
+    _: KW_ONLY
+    until_caught_up: bool = False
+    warm_up_seconds: float = 0.0
+    until_txid: int | None = None
     plan: ExecutionPlan | None = None
     capture: bool = False
-    last_txid: Txid | None = None
+    loop: L | None = field(init=False, default=None)
 
-    def __init__(self, topology: Topology) -> None:
-        self.topology = topology
-        self.loop: L | None = None
+    @property
+    @abstractmethod
+    def codec(self) -> MetaCodec[Any]:
+        """How the metas in the progress store are read and written."""
 
     @abstractmethod
     def open(self, services: Services, context: SpoutContext) -> None:
@@ -141,6 +149,11 @@ class Tier(ABC, Generic[L]):
     @property
     def timings(self) -> list[BatchTiming]:
         return []
+
+    @property
+    def running(self) -> L:
+        assert self.loop is not None
+        return self.loop
 
     @property
     def story(self) -> Sequence[str]:
@@ -240,7 +253,7 @@ class Driver(Generic[L]):
             targets,
             tier.codec,
             locked=services.locked,
-            last_txid=tier.last_txid,
+            last_txid=None if tier.until_txid is None else Txid(tier.until_txid),
             asked_before=asked_before,
         )
         bindings = map_bindings(topology, taken.identity.uuid, targets)

@@ -90,31 +90,3 @@ class Meter:
             "components": components,
             "stuck": loop.stuck,
         }
-
-
-def report_of(
-    loop: TrackedLoop, uuid: str, epoch: int, seconds: float, *, caught_up: bool, stopped_by: str | None
-) -> TrackedReport:
-    """Return what the run did."""
-    counts, spouts = loop.counts, loop.spouts
-    return TrackedReport(
-        topology=loop.topology.id,
-        uuid=uuid,
-        semantics=loop.topology.kind,
-        epoch=epoch,
-        first_txid=None,
-        last_txid=0,
-        batches=counts.micro_batches,
-        records=sum(spout.emitted for spout in spouts),
-        failed_attempts=counts.failed_micro_batches,
-        replayed_attempts=0,
-        recovered_batches=0,
-        seconds=round(seconds, 3),
-        caught_up=caught_up,
-        failure_reasons=dict(counts.reasons),
-        stopped_by=stopped_by,
-        acked=sum(spout.acked for spout in spouts),
-        failed=sum(spout.failed for spout in spouts),
-        timed_out=sum(spout.timed_out for spout in spouts),
-        open_trees=loop.open_trees,
-    )

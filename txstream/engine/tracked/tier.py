@@ -15,7 +15,7 @@ from txstream.engine.report import RunProgress, TreeCounts
 from txstream.engine.start.driver import Ready, Services, Tier
 from txstream.engine.start.takeover import Takeover
 from txstream.engine.tracked.loop import TrackedLoop
-from txstream.engine.tracked.report import TrackedReport, report_of
+from txstream.engine.tracked.report import TrackedReport
 from txstream.engine.tracked.turns import Turns
 
 
@@ -25,17 +25,13 @@ class NoMeta:
 
 
 class TrackedTier(Tier[Turns]):
-    """See the module. `until_caught_up` ends the run once the spouts have nothing more."""
+    """See the module."""
 
     topology: TrackedTopology
-    codec = MetaCodec(NoMeta)
 
-    def __init__(
-        self, topology: TrackedTopology, *, until_caught_up: bool = False, warm_up_seconds: float = 0.0
-    ) -> None:
-        super().__init__(topology)
-        self._until_caught_up = until_caught_up
-        self._warm_up_seconds = warm_up_seconds
+    @property
+    def codec(self) -> MetaCodec[NoMeta]:
+        return MetaCodec(NoMeta)
 
     def open(self, services: Services, context: SpoutContext) -> None:
         """Open nothing yet: a queue's client takes messages out of it."""
@@ -52,23 +48,37 @@ class TrackedTier(Tier[Turns]):
             ready.plan.context,
             ready.workers.now,
             ready.taken.epoch,
-            warm_up_seconds=self._warm_up_seconds,
+            warm_up_seconds=self.warm_up_seconds,
         )
-        return Turns(loop, ready, until_caught_up=self._until_caught_up)
+        return Turns(loop, ready, until_caught_up=self.until_caught_up)
 
     def report(self, taken: Takeover, seconds: float) -> TrackedReport:
-        turns = self._running
-        return report_of(
-            turns.loop,
-            taken.identity.uuid,
-            taken.epoch,
-            seconds,
-            caught_up=turns.caught_up,
+        loop = self.running.loop
+        counts, spouts = loop.counts, loop.spouts
+        return TrackedReport(
+            topology=self.topology.id,
+            uuid=taken.identity.uuid,
+            semantics=self.topology.kind,
+            epoch=taken.epoch,
+            first_txid=None,
+            last_txid=0,
+            batches=counts.micro_batches,
+            records=sum(spout.emitted for spout in spouts),
+            failed_attempts=counts.failed_micro_batches,
+            replayed_attempts=0,
+            recovered_batches=0,
+            seconds=round(seconds, 3),
+            caught_up=self.running.caught_up,
+            failure_reasons=dict(counts.reasons),
             stopped_by=taken.steering.stopped_by,
+            acked=sum(spout.acked for spout in spouts),
+            failed=sum(spout.failed for spout in spouts),
+            timed_out=sum(spout.timed_out for spout in spouts),
+            open_trees=loop.open_trees,
         )
 
     def progress(self, seconds: float) -> RunProgress:
-        turns = self._running
+        turns = self.running
         loop = turns.loop
         ended = sum(spout.failed + spout.timed_out for spout in loop.spouts)
         return RunProgress(
@@ -86,8 +96,3 @@ class TrackedTier(Tier[Turns]):
 
     def how_far(self) -> str:
         return "at once; what was open comes again from its source"
-
-    @property
-    def _running(self) -> Turns:
-        assert self.loop is not None
-        return self.loop
