@@ -17,6 +17,7 @@ from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.loop.operator_changes import Judgement
 from txstream.engine.loop.operator_requests import Operators
 from txstream.engine.loop.outages import RunAbortedError
+from txstream.engine.loop.retry_policy import shortened
 from txstream.engine.loop.workers import Lane
 from txstream.engine.start.driver import Ready
 from txstream.engine.tracked.loop import Cut, TrackedLoop
@@ -57,7 +58,7 @@ class Turns:
         self._idle_seconds = _IDLE_FIRST_SECONDS
         self._not_before = 0.0
         self._quiet_since: float | None = None
-        # By spout: since when it has waited.
+        # By spout that waits: when to show its words next.
         self._waits: dict[str, float] = {}
 
     # --- for other threads --------------------------------------------------------------------------
@@ -191,8 +192,9 @@ class Turns:
             del self._waits[spout]
             self._waiting.end(f"spout {spout}")
         for spout, what in found.items():
-            if now - self._waits.setdefault(spout, now) >= _WAIT_SECONDS:
-                self._waiting.begin(f"spout {spout}", what, "so says its spout")
+            if now >= self._waits.setdefault(spout, now + _WAIT_SECONDS):
+                self._waits[spout] = now + _NOTE_SECONDS  # its words may change at every turn
+                self._waiting.begin(f"spout {spout}", shortened(what), "so says its spout")
 
     def _look_for_the_end(self, emitted: bool) -> None:
         now = self.workers.now()
