@@ -47,6 +47,7 @@ import txstream
 from txstream.embedded import embedded
 from txstream.engine.fault_points import Point
 from txstream.engine.spark.session import create_session
+from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver
 from txstream.engine.start.run_services import RunServices
 from txstream.testing import InProcessRunner
@@ -149,7 +150,7 @@ class Site:
             if at_advance is not None:
                 at_advance(txid)
 
-        driver = Driver(services.topology, services, until_txid=last, listener=listener)
+        driver = Driver(services, BatchTier(services.topology, until_txid=last, listener=listener))
         report = driver.run()
         assert report is not None
         assert driver.loop is not None

@@ -42,7 +42,7 @@ def topology_html(topology: Topology) -> str:
             ]
             for one in document["components"]
         ]
-        title = f"topology {topology.id} ({topology.semantics})"
+        title = f"topology {topology.id} ({topology.kind})"
         return html_table(title, rows, ["component", "class", "reads", "slots", "tasks", "phase"])
     from txstream.drawing.topology import draw_topology
 

@@ -158,8 +158,7 @@ def test_a_redis_that_is_frozen_is_waited_for_and_has_no_end_meanwhile(
     assert own_redis._process is not None
     own_redis._process.send_signal(signal.SIGSTOP)
     try:
-        shown = running.wait_for_line("which does not answer (")
-        assert "trees open" in shown
+        assert "trees open" in running.wait_for_line("failed or timed out, waiting for the stream")
         waits = f"waiting for the stream '{orders.name}' at redis://127.0.0.1:{own_redis.port}/0, which does"
 
         def status_shows() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,11 +10,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from kazoo.client import KazooClient
 from support.kafka_topics import Topics, wait_until
-from support.runs import Launcher, RunningCommand
+from support.runs import Launcher, Outcome, RunningCommand
 from support.tracked_files import MODULE
 
 from txstream.embedded import EmbeddedKafka
+from txstream.zookeeper import ROOT, Paths
+from txstream.zookeeper.requests import Asked
 
 
 class Files:
@@ -42,6 +46,9 @@ class Files:
     def arguments(self, *more: str) -> list[str]:
         target = ("tracked_files:topology", "-p", f"folder={self.folder}", "--id", self.id)
         return ["run", *target, "--session-timeout", "2", *more]
+
+    def run(self, command: str, *more: str) -> Outcome:
+        return self.launcher.run(command, self.id, *more)
 
     def start(self, *more: str) -> RunningCommand:
         self.started.append(self.launcher.start(*self.arguments(*more)))
@@ -139,13 +146,71 @@ def test_operators_pause_resume_and_stop_it(files: Files) -> None:
     assert files.lines("words") == []
     assert files.launcher.run("resume", files.id).status == 0
     wait_until(lambda: files.is_empty, "the message to be acked")
-    refused = files.launcher.run("scale", files.id, "note=3")
-    assert refused.status != 0
-    assert "tracked" in refused.stderr
     assert files.launcher.run("stop", files.id).status == 0
     ended = running.wait()
     assert ended.status == 0, ended.stderr
     assert files.lines("closed") == ["0"]
+
+
+def test_it_is_scaled_while_it_runs_and_status_shows_what_it_waits_for(files: Files) -> None:
+    running = files.start("-p", "spouts=2")
+    running.wait_for_line("is running")
+    (files.folder / "hold").touch()
+    files.add("a")
+    wait_until((files.folder / "entered").exists, "the bolt to be called")
+    assert files.run("scale", "queue=1", "note=1").stdout.splitlines() == [
+        f"{files.id}: note went from 2 to 1 slot",
+        f"{files.id}: queue went from 2 to 1 slot",
+    ]
+
+    def shown() -> str:
+        return " ".join(files.run("status").stdout.split())
+
+    wait_until(lambda: "now waiting for the open trees since" in shown(), "the wait to be shown")
+    assert "(`txstream scale` changes the tasks of 'queue')" in shown()
+    assert files.lines("closed") == []
+    (files.folder / "hold").unlink()
+    wait_until(lambda: files.lines("closed") == ["0", "0"], "both tasks to be closed")
+    files.add("b", "c", "d", "e")
+    wait_until(lambda: files.is_empty, "the messages to be acked by the one task")
+
+    def components() -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = files.run("status", "--json").json()["trees"]["components"]
+        return found
+
+    wait_until(lambda: components()["queue"]["acked"] == 5, "the note")
+    assert {name: row["slots"] for name, row in components().items()} == {"queue": 1, "note": 1}
+    assert "now waiting" not in shown()
+    assert sorted(files.lines("words")) == ["a", "b", "c", "d", "e"]
+    for command, words in (
+        ("scale note=3", "it has 2 tasks; declare it with .set_num_tasks(3)"),
+        ("scale queue=3", "at most its parallelism of 2; declare it with parallelism=3"),
+        ("stop --at 3", "it tracks tuples, which have no txids; leave --at out"),
+    ):
+        name, *more = command.split()
+        refused = files.run(name, *more)
+        assert (refused.status, words in refused.stderr) == (2, True), (command, refused.stderr)
+    assert files.run("stop").status == 0
+    assert running.wait().status == 0
+    assert files.lines("closed") == ["0", "0", "0"]
+
+
+def test_a_corrupt_znode_of_requests_stops_nothing_and_later_requests_are_answered(files: Files) -> None:
+    running = files.start()
+    running.wait_for_line("is running")
+    assert files.run("pause").status == 0
+    with contextlib.closing(KazooClient(files.launcher.services.zookeeper)) as client:
+        client.start()
+        asked = Paths(ROOT, files.id).asked
+        client.set(asked, b"{")
+        running.wait_for_line("what operators ask cannot be read now")
+        client.set(asked, Asked().encode())
+        client.stop()
+    files.add("a")
+    assert files.run("resume").status == 0
+    wait_until(lambda: files.is_empty, "the message to be acked")
+    assert files.run("stop").status == 0
+    assert running.wait().status == 0
 
 
 def test_a_pause_that_is_asked_for_between_two_runs_is_shown_and_obeyed(files: Files) -> None:
@@ -160,7 +225,7 @@ def test_a_pause_that_is_asked_for_between_two_runs_is_shown_and_obeyed(files: F
     nothing = "0 tuples, 0 trees open, 0 acked, 0 failed or timed out"
     running.wait_for_line(f"{nothing}, waiting for `txstream resume {files.id}`")
     shown = files.launcher.run("status", files.id)
-    assert f"now waiting for `txstream resume {files.id}`, paused since" in " ".join(shown.stdout.split())
+    assert f"now waiting for `txstream resume {files.id}` since" in " ".join(shown.stdout.split())
     assert not files.is_empty
     assert files.launcher.run("resume", files.id).status == 0
     ended = running.wait()
@@ -178,7 +243,8 @@ def test_without_a_state_there_is_no_database_and_what_is_about_batches_says_so(
     told = f"topology '{files.id}' tracks tuples: it has no batches; `txstream status {files.id}` shows"
     for launcher, command in (
         *((files.launcher, f"batches {files.id}"), (files.launcher, f"show {files.id} 1")),
-        *((files.launcher, f"show {files.id} 1 --tree"), (files.launcher, f"state list {files.id}")),
+        *((files.launcher, f"show {files.id} 1 --tree"), (files.launcher, f"show {files.id} 1 --story")),
+        (files.launcher, f"state list {files.id}"),
         *((files.launcher, f"status {files.id} --tasks"), (files.launcher, f"replay {files.id} 1")),
         *((elsewhere, f"recover {files.id} --from-ledger --yes"), (elsewhere, f"batches {files.id}")),
     ):

@@ -21,6 +21,7 @@ from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.fault_points import Point, PointListener, nobody_listens
 from txstream.engine.loop.workers import Clock, Event, ThreadWorkers
+from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver, RunnerFactory
 from txstream.state import Commit, StateBackend, TopologyStates
 from txstream.state.store.memory import MemoryBackend
@@ -161,14 +162,14 @@ class DriverRun:
         )
         if asked_before is not None:  # as if it had stood by since then
             self.services.asked_before = lambda: asked_before  # type: ignore[method-assign]
-        self.driver = Driver(
+        tier = BatchTier(
             topology,
-            self.services,
             until_caught_up=until == "caught-up",
             until_txid=until if isinstance(until, int) else None,
             listener=lambda *reached: self.listener(*reached),
             **options,
         )
+        self.driver = Driver(self.services, tier)
         loop = self.driver.start()
         assert loop is not None
         assert self.driver.taken is not None

@@ -5,12 +5,13 @@ import os
 import pathlib
 import signal
 import time
+import zlib
 
 from txstream import BasicBolt, RichBolt, Spout, TopologyBuilder
 
 
 class Queue(Spout):
-    """Each file of a folder is a message; it is removed when its tree is complete."""
+    """Each file of a folder is a message; it is removed when its tree is complete. Tasks share the files."""
 
     output = "word string"
 
@@ -18,7 +19,7 @@ class Queue(Spout):
         self.folder = pathlib.Path(folder)
 
     def open(self, context, collector):
-        self.collector = collector
+        self.context, self.collector = context, collector
         self.in_flight = set()
         self.active = False
 
@@ -31,7 +32,8 @@ class Queue(Spout):
     def next_tuple(self):
         assert self.active
         for file in sorted((self.folder / "queue").iterdir()):
-            if file.name not in self.in_flight:
+            mine = zlib.crc32(file.name.encode()) % self.context.task_count == self.context.task_index
+            if mine and file.name not in self.in_flight:
                 self.in_flight.add(file.name)
                 self.collector.emit([file.name], file.name)
 
@@ -75,9 +77,9 @@ class Note(BasicBolt):
             print(tup["word"], file=file)
 
 
-def topology(folder: str, timeout: float = 30.0, ackers: int = 1):
+def topology(folder: str, timeout: float = 30.0, ackers: int = 1, spouts: int = 1):
     builder = TopologyBuilder("files", message_timeout_seconds=timeout, ackers=ackers)
-    builder.set_spout("queue", Queue(folder))
+    builder.set_spout("queue", Queue(folder), spouts)
     builder.set_bolt("note", Note(folder), 2).shuffle_grouping("queue")
     return builder.build()
 '''

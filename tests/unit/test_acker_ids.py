@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from txstream.acker.ids import LAST_GENERATION, RootIds, TupleIds, slots_of
+from txstream.acker.ids import LAST_GENERATION, RootIds, TupleIds, generations_of, slots_of
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 8)), max_size=30), st.integers(1, 3))
@@ -42,19 +42,28 @@ def test_tasks_share_the_slots_and_release_their_own_only() -> None:
 
 
 def test_a_slot_whose_generations_are_used_up_is_not_given_out_again() -> None:
-    ids = RootIds()
-    ids.take(1)
-    ids._generations[0] = LAST_GENERATION
-    last = ids.roots_at(np.zeros(1, np.intp))
+    ids = RootIds(first_generation=LAST_GENERATION)
+    last = ids.take(1)
     assert ids.release(last).all()
     assert ids.taken == 0
     assert slots_of(ids.take(1)) == [1]
     assert not ids.release(last).any()
 
 
-def test_impossible_tasks_and_bits_are_refused() -> None:
+def test_a_task_that_starts_anew_goes_on_above_its_former_generations() -> None:
+    former = RootIds()
+    for _ in range(5):
+        former.release(former.take(2))
+    last = former.take(1)
+    again = RootIds(first_generation=former.generation + 1)
+    assert generations_of(again.take(1)) > generations_of(last)
+
+
+def test_impossible_tasks_and_generations_are_refused() -> None:
     with pytest.raises(ValueError, match="task 2 of 2"):
         RootIds(2, 2)
+    with pytest.raises(ValueError, match="first_generation=0"):
+        RootIds(first_generation=0)
     with pytest.raises(ValueError, match="bits=65"):
         TupleIds(bits=65)
 

@@ -25,8 +25,10 @@ from txstream.cli.run import OWNER_VARIABLE, _Signals, _tell, _wait, summary
 from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.run import start
 from txstream.engine.spark.log import prune_logs
+from txstream.engine.start.batch_tier import BatchTier
 from txstream.report import RunProgress, RunReport, Statistics
 from txstream.settings import Settings
+from txstream.story import Story
 from txstream.transaction import Txid
 
 REPORT = RunReport(
@@ -49,7 +51,8 @@ SNAPSHOT = RunProgress("words", 4, {Txid(5): "processing"}, 4, 4000, 0, 1.0, Non
 
 def ended_loop(**statistics: Any) -> Any:
     """The loop of a run that has ended, with 5 as the next txid."""
-    return SimpleNamespace(coordinator=SimpleNamespace(current=5), statistics=Statistics(**statistics))
+    coordinator = SimpleNamespace(current=5, story=Story())
+    return SimpleNamespace(coordinator=coordinator, statistics=Statistics(**statistics))
 
 
 class FakeRun:
@@ -207,9 +210,12 @@ def test_a_run_that_was_stopped_at_once_says_how_far_it_was(
     def stopped(*_: object) -> None:
         raise RunAbortedError("the run was aborted")
 
-    driver = SimpleNamespace(loop=loop, run=lambda: stopped(), is_told_to_stop=True, state="running")
+    topology = word_count(MemoryLog({"a": []}))
+    tier = BatchTier(topology)
+    tier.loop = loop
+    driver = SimpleNamespace(tier=tier, run=lambda: stopped(), is_told_to_stop=True, state="running")
     monkeypatch.setattr(txstream.engine.run, "Driver", lambda *_, **__: driver)
-    running = start(word_count(MemoryLog({"a": []})), settings=Settings(zookeeper="127.0.0.1:1"))
+    running = start(topology, settings=Settings(zookeeper="127.0.0.1:1"))
     with pytest.raises(RunAbortedError) as caught:
         running.wait(60)
     assert str(caught.value) == f"topology 'word-count' {told}"

@@ -68,9 +68,9 @@ def test_the_end_of_the_log_is_waited_for_and_that_is_said_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MemoryCoordinator, "targets", targets)
         run = Run(World(log))
-        assert run.driver.goal is None
+        assert run.loop.log_end.targets is None
         run.complete()
-    assert run.driver.goal == {"a": 4, "b": 2}
+    assert run.loop.log_end.targets == {"a": 4, "b": 2}
     assert run.loop.caught_up
     began, ended = caplog.messages
     assert began.startswith("waiting for the end of the log since ")

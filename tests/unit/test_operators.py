@@ -587,7 +587,7 @@ def test_places_that_cannot_be_stored_do_not_disturb_batches(
         run.complete()
     assert run.world.table.totals() == words(log)
     assert ": no room" in caplog.text  # logged during the run or, for the last batch, at its end
-    assert "will not show the last batch: no room" in caplog.text
+    assert "will not show how the run ended: no room" in caplog.text
     assert written(run.world) is None
 
 
@@ -609,7 +609,7 @@ def test_a_store_that_hangs_at_the_end_does_not_keep_a_run(
     run.hook = hook
     run.complete()
     assert run.loop.caught_up
-    assert "will not show the last batch" in caplog.text
+    assert "will not show how the run ended" in caplog.text
 
 
 @pytest.mark.parametrize("write", ["write_assignment", "end"])

@@ -38,13 +38,13 @@ def test_what_cannot_be_had_is_refused_with_a_remedy(slots: dict[str, int], word
 
 
 def test_a_spout_has_at_most_its_parallelism() -> None:
-    assert check_scale({"lines": 1}, COMPONENTS, spout="lines") == {"lines": 1}
+    assert check_scale({"lines": 1}, COMPONENTS, spouts=["lines"]) == {"lines": 1}
     with pytest.raises(UsageError) as refusal:
-        check_scale({"lines": 3}, COMPONENTS, spout="lines")
+        check_scale({"lines": 3}, COMPONENTS, spouts=["lines"])
     assert "at most its parallelism of 2" in str(refusal.value)
     assert "parallelism=3" in str(refusal.value)
     assert "set_num_tasks" not in str(refusal.value), "a spout has no such method"
-    fitting, sentences = fitting_scale({"lines": 3}, COMPONENTS, spout="lines")
+    fitting, sentences = fitting_scale({"lines": 3}, COMPONENTS, spouts=["lines"])
     assert fitting == {}
     assert "parallelism=3" in sentences[0]
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.coordinators import TRANSACTIONAL, filled, make, metas, only
@@ -18,8 +18,10 @@ from txstream.api.errors import BatchFailedError, BoltError, CoordinatorError
 from txstream.cli import run as run_module
 from txstream.cli.main import main
 from txstream.coordinator import Coordinator, Phase, Plan
+from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.run import start
+from txstream.engine.start.batch_tier import BatchTier
 from txstream.examples.word_count import topology as word_count
 from txstream.settings import Settings
 from txstream.story import LONGEST_STORY, Story
@@ -198,10 +200,12 @@ def test_the_error_of_a_run_has_the_story(monkeypatch: pytest.MonkeyPatch, stopp
     def fail() -> None:
         raise RunAbortedError("the run was aborted") if stopped else BoltError("a bolt raised")
 
-    driver = SimpleNamespace(loop=loop, run=fail, is_told_to_stop=stopped, state="running")
+    topology = word_count()
+    tier = BatchTier(topology)
+    tier.loop = cast(EventLoop, loop)
+    driver = SimpleNamespace(tier=tier, run=fail, is_told_to_stop=stopped, state="running")
     monkeypatch.setattr(txstream.engine.run, "Driver", lambda *_, **__: driver)
-    monkeypatch.setattr(txstream.engine.run, "EventLoop", SimpleNamespace)
-    running = start(word_count(), settings=Settings(zookeeper="127.0.0.1:1"))
+    running = start(topology, settings=Settings(zookeeper="127.0.0.1:1"))
     with pytest.raises(RunAbortedError if stopped else BoltError) as caught:
         running.wait(DEADLINE_SECONDS)
     assert "Plan txid 1" in "\n".join(caught.value.story)

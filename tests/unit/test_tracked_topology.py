@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -22,7 +21,9 @@ from txstream import (
     Tuple,
 )
 from txstream.api.errors import BoltError, TupleError
-from txstream.engine.tracked.driver import TrackedDriver
+from txstream.engine.loop.operator_changes import Steering
+from txstream.engine.loop.outages import Waiting
+from txstream.engine.tracked.turns import Turns
 from txstream.testing import ManualClock, TopologyTest, TrackedTest
 
 
@@ -404,12 +405,15 @@ def test_idle_spouts_are_asked_more_and_more_seldom_until_there_is_a_tuple() -> 
         waits.append(seconds)
         posted.append(event)
 
-    workers = SimpleNamespace(post=posted.append, after=after, submit=lambda *_: None)
-    driver = TrackedDriver(test.topology, cast(Any, SimpleNamespace(workers=workers)))
-    driver.loop = test.loop
-    driver._note_at = math.inf
+    workers = SimpleNamespace(post=posted.append, after=after, submit=lambda *_: None, now=lambda: 0.0)
+    steering = Steering(test.topology, None)
+    waiting = Waiting(lambda _: True)
+    ready = SimpleNamespace(
+        workers=workers, store=None, runner=None, waiting=waiting, taken=SimpleNamespace(steering=steering)
+    )
+    turns = Turns(test.loop, cast(Any, ready))
     test.loop.open()
-    driver._turn()
+    turns._turn()
     for _ in range(9):
         posted.pop()()
     assert waits == [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.05, 0.05, 0.05, 0.05]

@@ -191,7 +191,7 @@ def test_what_code_of_the_topology_raises_on_the_driver_is_an_error_of_the_run(
 ) -> None:
     """Such code is a source's coordinator, say. `wait` must not silently end the program that calls it."""
 
-    def run(driver: Driver) -> None:
+    def run(driver: Driver[Any]) -> None:
         raise ending
 
     monkeypatch.setattr(Driver, "run", run)

@@ -53,7 +53,7 @@ HOLES = (
     Guard(
         "hole 3",
         "ZooKeeper lost: a topology does not join a database that already knows it",
-        "txstream/engine/start/identity.py",
+        "txstream/engine/start/takeover.py",
         "            stored = _refuse_orphan(topology.id, store, target.database)\n",
         "            pass\n",
         "tests/unit/test_recover.py",

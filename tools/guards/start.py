@@ -138,7 +138,7 @@ START = (
     Guard(
         "5.2",
         "only a first run creates fences and tables",
-        "txstream/engine/start/identity.py",
+        "txstream/engine/start/takeover.py",
         "first_run = store.load().current == FIRST_TXID",
         "first_run = True",
         f"{proofs.STARTS}::test_what_a_later_run_misses_is_told_and_not_made_anew",
@@ -146,7 +146,7 @@ START = (
     Guard(
         "5.2",
         "a joining database goes on from C-1 only if its ledger has the same attempt as ZooKeeper",
-        "txstream/engine/start/joining.py",
+        "txstream/engine/start/takeover.py",
         "(last.txid == progress.current - 1 and last.attempt == progress.committed_by)",
         "last.txid == progress.current - 1",
         "tests/unit/test_joining.py::test_a_ledger_of_another_attempt_does_not_go_on_from_there",
@@ -178,7 +178,7 @@ START = (
     Guard(
         "5.2.5",
         "a database into which a state joins is judged by its ledger if it has others",
-        "txstream/engine/start/joining.py",
+        "txstream/engine/start/takeover.py",
         "if not names or not names <= claim.joining:",
         "if not names & claim.joining:",
         "tests/unit/test_joining.py"
@@ -208,7 +208,7 @@ START = (
     Guard(
         "5.2",
         "an older driver does not change what a rebuild of ZooKeeper finds",
-        "txstream/engine/start/identity.py",
+        "txstream/engine/start/takeover.py",
         "            first = None if fence is not None and fence.identity else kept\n",
         "            first = kept\n",
         "tests/unit/test_start_races.py"
@@ -236,7 +236,7 @@ START = (
     Guard(
         "5.2",
         "a refused first run removes nothing that another driver has taken up",
-        "txstream/engine/start/identity.py",
+        "txstream/engine/start/takeover.py",
         ", uuid=identity.uuid, attempt=AttemptId(0))",
         ", uuid=identity.uuid)",
         "tests/unit/test_start_races.py"

@@ -60,12 +60,17 @@ class RootIds:
     task, tasks: the number of this task among all spout tasks of the topology, from 0, and how many there
         are. Task 2 of 4 has the slots 2, 6, 10, ..., so that the slots of all tasks together are dense as
         long as the tasks have about as much pending.
+    first_generation: if a task starts anew while the ledger lives on, give it a number above every one that
+        it has used (`generation` of the former object, plus 1). Otherwise its roots look like old ones, and
+        the ledger ignores them.
     """
 
-    def __init__(self, task: int = 0, tasks: int = 1) -> None:
+    def __init__(self, task: int = 0, tasks: int = 1, *, first_generation: int = FIRST_GENERATION) -> None:
         if not 0 <= task < tasks:
             raise ValueError(f"task {task} of {tasks} tasks: count them from 0")
-        self._task, self._tasks = task, tasks
+        if not FIRST_GENERATION <= first_generation <= LAST_GENERATION:
+            raise ValueError(f"first_generation={first_generation} is not in 1 to 2**32 - 2")
+        self._task, self._tasks, self._first = task, tasks, first_generation
         # By the number of a slot within this task: the generation of its present or next owner.
         self._generations = np.empty(0, np.uint32)
         self._free = np.empty(0, np.uint32)  # a stack: its first `_free_count` are free
@@ -113,12 +118,17 @@ class RootIds:
         return self._used - self._free_count - int(retired)
 
     @property
+    def generation(self) -> int:
+        """The highest generation that was given out or comes next."""
+        return int(self._generations[: self._used].max(initial=self._first))
+
+    @property
     def nbytes(self) -> int:
         return self._generations.nbytes + self._free.nbytes
 
     def _grow(self, needed: int) -> None:
         size = larger_size(len(self._generations), needed)
-        generations = np.full(size, FIRST_GENERATION, np.uint32)
+        generations = np.full(size, self._first, np.uint32)
         generations[: len(self._generations)] = self._generations
         free = np.empty(size, np.uint32)
         free[: self._free_count] = self._free[: self._free_count]

@@ -15,6 +15,7 @@ from txstream.api.errors import TopologyError
 from txstream.api.spouts import SourceSpout
 from txstream.api.topology import Component, Topology
 from txstream.api.tracked import RichBolt, Spout
+from txstream.semantics import Semantics
 from txstream.wording import counted
 
 DEFAULT_MAX_SPOUT_PENDING = 10_000
@@ -25,6 +26,11 @@ class TrackedTopology(Topology):
     """A built topology of tracked tuples. Build it with `TopologyBuilder`."""
 
     ackers: int = 1
+
+    @property
+    def semantics(self) -> Semantics:
+        """The one that promises as much: at least once, and no progress is stored."""
+        return Semantics.NON_TRANSACTIONAL
 
     @property
     def kind(self) -> str:

@@ -38,19 +38,24 @@ def _show_committed(cli: Cli, topology_id: str, txid: int) -> bool:
     return True
 
 
+def _ask(cli: Cli, topology_id: str, kind: str, txid: int) -> Mapping[str, Any]:
+    with opened(cli, topology_id) as zookeeper:
+        if is_tracked(zookeeper, topology_id):
+            raise tracks_tuples(topology_id)
+        _, told = ask(zookeeper, topology_id, kind, {"txid": txid}, _ANSWER_SECONDS)
+    assert told is not None  # None is only for requests with `later`
+    return told
+
+
 def show_tree(cli: Cli, topology_id: str, txid: int) -> None:
     """Ask the leader and print its answer; for a committed txid, print what the ledger has. Raises
     NotRunningError or UsageError for a txid that is neither open nor committed."""
     try:
-        with opened(cli, topology_id) as zookeeper:
-            if is_tracked(zookeeper, topology_id):
-                raise tracks_tuples(topology_id)
-            _, told = ask(zookeeper, topology_id, "tree", {"txid": txid}, _ANSWER_SECONDS)
+        told = _ask(cli, topology_id, "tree", txid)
     except (NotRunningError, UsageError):
         if not _show_committed(cli, topology_id, txid):
             raise
         return
-    assert told is not None  # None is only for requests with `later`
     if cli.as_json:
         cli.print_json({"topology": topology_id, "txid": txid, **told})
         return
@@ -69,9 +74,7 @@ def show_tree(cli: Cli, topology_id: str, txid: int) -> None:
 def show_story(cli: Cli, topology_id: str, txid: int) -> None:
     """Ask the leader for the events and commands of a txid, and print them, the oldest first. Raises
     NotRunningError, and UsageError if its story does not reach back so far."""
-    with opened(cli, topology_id) as zookeeper:
-        _, told = ask(zookeeper, topology_id, "story", {"txid": txid}, _ANSWER_SECONDS)
-    assert told is not None  # None is only for requests with `later`
+    told = _ask(cli, topology_id, "story", txid)
     if cli.as_json:
         cli.print_json({"topology": topology_id, "txid": txid, **told})
         return

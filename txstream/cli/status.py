@@ -221,10 +221,14 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         )
     if found.failing is not None:
         lines["failing"] = failing_text(found.failing)
-    if found.waiting:
-        lines["now"] = f"waiting for {escaped('; '.join(map(str, found.waiting)))}"
-    cli.print_pairs(lines)
+    cli.print_pairs(lines | _waits(found))
     return 0
+
+
+def _waits(found: TopologyStatus) -> dict[str, str]:
+    if not found.waiting:
+        return {}
+    return {"now": f"waiting for {escaped('; '.join(map(str, found.waiting)))}"}
 
 
 def _tracked(cli: Cli, found: TopologyStatus, paused: dict[str, str]) -> int:
@@ -239,7 +243,7 @@ def _tracked(cli: Cli, found: TopologyStatus, paused: dict[str, str]) -> int:
             "as of": shown_time(datetime.fromisoformat(found.trees["at"])) or "",
             **tree_lines(found.trees),
         }
-    cli.print_pairs(lines)
+    cli.print_pairs(lines | _waits(found))
     if found.trees is not None:
         print_tree_counts(cli, found.trees)
     return 0

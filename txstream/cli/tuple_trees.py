@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from txstream.cli.context import Cli
-from txstream.cli.tables import escaped
 from txstream.wording import counted
 
 
@@ -23,17 +22,16 @@ def tree_lines(trees: Mapping[str, Any]) -> dict[str, str]:
         lines[f"pending {spout}"] = counted(open_trees, "tree") + (f": {', '.join(shown)}" if shown else "")
     if trees["stuck"]:
         lines["stuck"] = trees["stuck"]
-    if waits := trees.get("waits"):
-        lines["now"] = escaped(waits)
     return lines
 
 
 def print_tree_counts(cli: Cli, trees: Mapping[str, Any]) -> None:
     """Print what each component did: a spout's trees, a bolt's tuples."""
-    columns = ("component", "messages", "per second", "acked", "failed", "timed out")
+    columns = ("component", "slots", "messages", "per second", "acked", "failed", "timed out")
     rows = [
         (
             name,
+            str(row.get("slots", "")),  # notes of an earlier txstream have none
             f"{row['messages']:,}",
             f"{row['messages_per_second']:,.0f}",
             f"{row['acked']:,}",

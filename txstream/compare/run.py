@@ -20,6 +20,7 @@ from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.local_runner import InProcessRunner
 from txstream.engine.loop.retry_policy import WARM_UP_SECONDS
+from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver
 from txstream.engine.start.run_services import RunServices, source_context
 from txstream.settings import Settings
@@ -150,14 +151,14 @@ def play(
     while True:
         services = _Services(topology, settings, end, injector, spark=spark, runner_factory=factory)
         outcome.drivers += 1
-        driver = Driver(
+        tier = BatchTier(
             topology,
-            services,
             until_caught_up=True,
             warm_up_seconds=WARM_UP_SECONDS if spark is not None else 0.0,
             listener=injector.reached,
             watcher=outcome.timeline,
         )
+        driver = Driver(services, tier)
         try:
             driver.run()
         except CrashError:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import traceback
@@ -16,18 +15,17 @@ from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.fault_points import PointListener, nobody_listens
-from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.loop.planning import GATHER_SECONDS
 from txstream.engine.loop.retry_policy import WARM_UP_SECONDS
 from txstream.engine.spark.log import writable_spark_log
-from txstream.engine.start.driver import Driver, RunnerFactory
+from txstream.engine.start.batch_tier import BatchTier
+from txstream.engine.start.driver import Driver, RunnerFactory, Tier
 from txstream.engine.start.run_services import RunServices
-from txstream.engine.tracked.driver import TrackedDriver
+from txstream.engine.tracked.tier import TrackedTier
 from txstream.notebook import html_table
-from txstream.report import RunProgress, RunReport, shown_reasons
+from txstream.report import RunProgress, RunReport
 from txstream.settings import Settings
-from txstream.wording import counted
 from txstream.zookeeper import WaitStoppedError
 from txstream.zookeeper.paths import with_remedy
 
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CAUGHT_UP = "caught-up"
-_SHOWN_REASONS = 3
 
 
 class RunningTopology:
@@ -66,26 +63,23 @@ class RunningTopology:
             runner_factory=runner_factory,
         )
         caught_up, warm_up = until == CAUGHT_UP, WARM_UP_SECONDS if runner_factory is None else 0.0
-        self._driver: Driver | TrackedDriver
+        tier: Tier[Any]
         if isinstance(topology, TrackedTopology):
-            self._driver = TrackedDriver(
-                topology, services, until_caught_up=caught_up, warm_up_seconds=warm_up
-            )
+            tier = TrackedTier(topology, until_caught_up=caught_up, warm_up_seconds=warm_up)
         else:
-            self._driver = Driver(
+            tier = BatchTier(
                 topology,
-                services,
                 until_caught_up=caught_up,
                 until_txid=until_txid,
                 warm_up_seconds=warm_up,
                 gather_seconds=GATHER_SECONDS if runner_factory is None else 0.0,
                 listener=listener,
             )
+        self._driver: Driver[Any] = Driver(services, tier)
         self._has_ended = False
         self._error: BaseException | None = None
         self._report: RunReport | None = None
         self._started = time.monotonic()
-        self._lag: int | None = None
         self._thread = threading.Thread(target=self._main, name=f"txstream-{topology.id}", daemon=True)
         self._thread.start()
 
@@ -109,7 +103,7 @@ class RunningTopology:
         ]
         if self.last_error is not None:
             rows.append(["error", str(self.last_error)])
-        return html_table(f"topology {self.topology.id} ({self.topology.semantics})", rows)
+        return html_table(f"topology {self.topology.id} ({self.topology.kind})", rows)
 
     def wait(self, timeout_seconds: float | None = None) -> RunReport:
         """Block until the run has ended, and return its report. Raises the error that ended it,
@@ -120,25 +114,9 @@ class RunningTopology:
         if self._error is not None:
             raise self._error
         if self._report is None:
-            aborted = RunAbortedError(f"topology {self.topology.id!r} was stopped {self._how_far()}")
-            raise self._with_story(aborted)
+            far = self._driver.tier.how_far()
+            raise self._with_story(RunAbortedError(f"topology {self.topology.id!r} was stopped {far}"))
         return self._report
-
-    def _how_far(self) -> str:
-        """In words, how far a run without a report has come."""
-        if isinstance(self._driver, TrackedDriver):
-            return "at once; what was open comes again from its source"
-        loop = self._driver.loop
-        if loop is None:
-            return "before its first batch"
-        statistics = loop.statistics
-        committed = statistics.first_txid is not None
-        far = f"after txid {loop.coordinator.current - 1}" if committed else "before it committed a batch"
-        reasons = "; ".join(shown_reasons(statistics.failure_reasons)[:_SHOWN_REASONS])
-        failed = (
-            f"; {counted(statistics.failed_attempts, 'attempt')} had failed: {reasons}" if reasons else ""
-        )
-        return f"at once, {far}; the next run recovers what is open{failed}"
 
     def stop(self, grace_seconds: float = 30.0) -> None:
         """End the run between two batches. If that takes longer than `grace_seconds`, in an outage for
@@ -177,41 +155,12 @@ class RunningTopology:
     @property
     def progress(self) -> RunProgress:
         """A snapshot of the run. Cheap; may be read from any thread."""
-        if isinstance(self._driver, TrackedDriver):
-            return self._driver.progress(time.monotonic() - self._started)
-        loop = self._driver.loop
-        if loop is None:
-            return RunProgress(
-                self.topology.id, 0, {}, 0, 0, 0, time.monotonic() - self._started, self.state, None
-            )
-        statistics = loop.statistics
-        return RunProgress(
-            topology=self.topology.id,
-            committed_txid=loop.coordinator.current - 1,
-            active=loop.open_batches(),
-            batches=statistics.batches,
-            records=statistics.records,
-            failed_attempts=statistics.failed_attempts,
-            seconds=time.monotonic() - self._started,
-            waiting_for=loop.waiting_for,
-            lag_records=self._lag_records(loop),
-        )
-
-    def _lag_records(self, loop: EventLoop) -> int | None:
-        """The number of records between what is committed and the goal, if it is known."""
-        goal = self._driver.goal if isinstance(self._driver, Driver) else None
-        if goal is not None:
-            # KeyError: the loop's thread has just dropped that batch. The previous figure will do.
-            with contextlib.suppress(KeyError):
-                committed = loop.coordinator.committed_metas().positions()
-                self._lag = loop.spout.lag_records(committed, goal)
-        return self._lag
+        return self._driver.progress(time.monotonic() - self._started)
 
     @property
     def timings(self) -> list[Any]:
         """The `BatchTiming` of each of the last 10,000 batches, oldest first."""
-        loop = self._driver.loop
-        return list(loop.statistics.timings) if isinstance(loop, EventLoop) else []
+        return self._driver.tier.timings
 
     def __enter__(self) -> Self:
         return self
@@ -229,9 +178,8 @@ class RunningTopology:
             self._has_ended = True
 
     def _with_story(self, error: BaseException) -> BaseException:
-        loop = self._driver.loop
-        if isinstance(error, TxstreamError) and isinstance(loop, EventLoop):
-            error.story = error.story or loop.coordinator.story.lines()
+        if isinstance(error, TxstreamError):
+            error.story = error.story or self._driver.tier.story
         return error
 
     def _told(self, error: BaseException) -> BaseException:

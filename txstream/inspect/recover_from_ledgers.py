@@ -21,8 +21,8 @@ from txstream.api.errors import (
     UsageError,
 )
 from txstream.batch_metas import MetaCodec
-from txstream.engine.start.identity import identity_of
 from txstream.engine.start.recovery import decide, prove_distinct, take_over
+from txstream.engine.start.takeover import identity_of
 from txstream.inspect.databases import (
     is_tracked,
     living_driver,

@@ -25,6 +25,7 @@ from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.workers import Workers
 from txstream.engine.start import driver as product
+from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Services
 from txstream.engine.start.takeover import Takeover
 from txstream.simulation.program import Program
@@ -115,7 +116,7 @@ class Driver(Actor, Watcher):
         self.workers: Workers = self.pieces
         self.is_started = False
         self.loop: EventLoop | None = None
-        self._product: product.Driver | None = None
+        self._product: product.Driver[EventLoop] | None = None
         self._attempts: list[TransactionAttempt] = []
 
     def __str__(self) -> str:
@@ -139,14 +140,14 @@ class Driver(Actor, Watcher):
 
     def _start(self) -> None:
         self.world.note(f"{self} starts")
-        driver = self._product = product.Driver(
+        tier = BatchTier(
             self.topology,
-            self,
             listener=self._reached,
             watcher=self,
             plan=self._plan,
             committer=self.program.committer,
         )
+        driver = self._product = product.Driver(self, tier)
         try:
             loop = driver.start()
         except ServiceUnavailableError as error:
@@ -186,7 +187,8 @@ class Driver(Actor, Watcher):
     def take_apart(self) -> None:
         """See `World.take_apart`."""
         waiting = None if self._product is None else self._product.waiting
-        for part in (waiting, self._product, self.loop, self.pieces, self):
+        tier = None if self._product is None else self._product.tier
+        for part in (waiting, tier, self._product, self.loop, self.pieces, self):
             if part is not None:
                 vars(part).clear()
 
@@ -239,5 +241,5 @@ class Driver(Actor, Watcher):
     def keep(self, runner: BatchRunner) -> BatchRunner:
         return runner
 
-    def beside(self, loop: EventLoop) -> contextlib.AbstractContextManager[object]:
+    def beside(self, loop: object) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()

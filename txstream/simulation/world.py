@@ -16,7 +16,7 @@ from typing import Any
 from txstream.api.errors import StaleAttemptError, TxstreamError, UsageError
 from txstream.api.topology import CommitChoice
 from txstream.batch_metas import BatchMetas
-from txstream.engine.start.identity import claim_identity
+from txstream.engine.start.takeover import claim_identity
 from txstream.semantics import Semantics
 from txstream.simulation import sqlite
 from txstream.simulation.chances import Chances, Played, Step

@@ -24,6 +24,7 @@ from txstream.engine.commit.committer import StateTarget, merged_deltas, state_c
 from txstream.engine.fault_points import Point, PointListener, nobody_listens
 from txstream.engine.local_runner import InProcessRunner
 from txstream.engine.loop.open_batches import Watcher
+from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver
 from txstream.settings import Settings
 from txstream.spouts.failure_markers import CrashError
@@ -80,9 +81,8 @@ class SteppedDriver:
         self._history = _HistoryWriter(world, topology, self.workers)
         # Time stands still here, so a rate limit would never allow another record.
         unhurried = replace(topology, max_records_per_second=None)
-        driver = Driver(
-            unhurried, self._services, listener=self._reached, watcher=self._history, capture=True
-        )
+        tier = BatchTier(unhurried, listener=self._reached, watcher=self._history, capture=True)
+        driver = Driver(self._services, tier)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._services)
             loop = driver.start()

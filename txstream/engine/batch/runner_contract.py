@@ -90,7 +90,9 @@ class BatchRunner(Protocol):
 
 @runtime_checkable
 class FedRunner(Protocol):
-    """Processes micro-batches of tuples that come from the driver."""
+    """Processes micro-batches of tuples that come from the driver. `slots` as in `BatchRunner`."""
+
+    slots: Mapping[str, int]
 
     def feed(self, order: WorkOrder, messages: Sequence[bytes]) -> BatchResult:
         """Process one micro-batch. `messages` has one for each Spark task of the first stage. Raises as

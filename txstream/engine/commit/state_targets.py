@@ -15,6 +15,7 @@ from txstream.api.bolts import StateCommitter
 from txstream.api.errors import TopologyError
 from txstream.api.reducers import Put
 from txstream.api.topology import Component, StateUse, Topology
+from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.batch.shares import TableDeltas
 from txstream.engine.states.bindings import Bindings, StateBinding
 from txstream.engine.states.worker_databases import StorePlace
@@ -77,7 +78,8 @@ def state_targets(
 ) -> list[StateTarget]:
     """Return the topology's states by database. A state without a URL is in `default_url`.
 
-    A topology without any state has its fence and ledger in `default_url`. Each state is written through its
+    A topology without any state has its fence and ledger in `default_url`; one of tracked tuples has neither,
+    and the table of a bolt is the bolt's own affair. Each state is written through its
     own URL; whether two URLs are one database shows when they are asked (`take_up`). With `in_this_process`,
     bolts run in this process and can open every database. Raises TopologyError when two states fill one table
     (`build` cannot see it if one has no URL), when executors would write into a database that they cannot
@@ -109,7 +111,7 @@ def state_targets(
         put = {name: Put() for name in use.state.value_names}
         owner = f"{use.component!r} (state {use.name!r})"
         add(TableSpec(use.state, use.semantics, put), use.component, owner, by_bolts=True)
-    if not found:
+    if not found and not isinstance(topology, TrackedTopology):
         found[default_url] = _Found()
 
     def target(url: str, here: _Found) -> StateTarget:
@@ -126,8 +128,7 @@ def state_targets(
         )
 
     targets = [target(url, here) for url, here in found.items()]
-    first = targets[0].database
-    if topology.dead_letters is not None and not first.keeps_dead_letters:
+    if topology.dead_letters is not None and not (first := targets[0].database).keeps_dead_letters:
         raise refuse_store(topology.id, first.display_url, type(first).__name__)
     shown: set[str] = set()
     for one in targets:

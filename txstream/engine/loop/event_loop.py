@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from txstream.api.spouts import PartitionCoordinator
@@ -36,8 +36,8 @@ from txstream.engine.loop.dead_letter_rows import Letters
 from txstream.engine.loop.failed_attempts import FailedAttempts
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
-from txstream.engine.loop.operator_changes import Steering
-from txstream.engine.loop.operator_requests import Operators
+from txstream.engine.loop.operator_changes import Judgement, Steering
+from txstream.engine.loop.operator_requests import Operators, question
 from txstream.engine.loop.outages import RunAbortedError, Waiting
 from txstream.engine.loop.pace import Pace
 from txstream.engine.loop.planning import Planning
@@ -47,7 +47,7 @@ from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Event, Lane, Workers
 from txstream.report import BatchTiming, Statistics
 from txstream.transaction import TransactionAttempt, Txid
-from txstream.zookeeper import ProgressStore
+from txstream.zookeeper import ProgressStore, Request
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +101,7 @@ class EventLoop:
         stored_plans = {txid for txid in coordinator.stored_txids() if txid >= coordinator.current}
         self._recovered = frozenset(stored_plans)
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
+        self._runner = runner
         self._operators = Operators(self, store, runner, waiting, steering)
         self._unreadable = unreadable = UnreadablePartitions(self, spout, store, waiting, stored_plans)
         self.failures = FailedAttempts(
@@ -239,6 +240,12 @@ class EventLoop:
                     self._watcher.dropped(attempt)
                     self.failures.drop(attempt)
                     self._processing.drop(attempt)
+
+    def steered(self) -> None:
+        self.carry_out(self.coordinator.sync())
+
+    def question(self, request: Request) -> Callable[[], Judgement] | None:
+        return question(request, self.coordinator, self._runner)
 
     def is_active(self, attempt: TransactionAttempt) -> bool:
         batch = self.coordinator.active.get(attempt.txid)

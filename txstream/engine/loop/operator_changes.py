@@ -34,11 +34,13 @@ class Judgement:
 class Steering:
     """What is in force, and what becomes of further requests.
 
-    `retries` are the components whose dead letters are to be retried, as they were asked for; None is all.
-    `stopped_by` names the operator who asked the run to end; None while nobody has.
+    `coordinator` obeys; with None, for tracked tuples, there are no txids, and whoever asks the spouts looks
+    at `paused` and `stopped_by`. `retries` are the components whose dead letters are to be retried, as they
+    were asked for; None is all. `stopped_by` names the operator who asked the run to end; None while nobody
+    has.
     """
 
-    def __init__(self, topology: Topology, coordinator: Coordinator[Any]) -> None:
+    def __init__(self, topology: Topology, coordinator: Coordinator[Any] | None) -> None:
         self.slots = Slots(topology)
         self.paused: Request | None = None
         self.stopped_by: str | None = None
@@ -86,7 +88,7 @@ class Steering:
             case Kind.PAUSE:
                 already = self.paused is not None
                 self._pause(self.paused or request)
-                return {"after": self._coordinator.last_open, "already": already, **_since(self.paused)}
+                return {"after": self._last_open, "already": already, **_since(self.paused)}
             case Kind.RESUME:
                 was = _since(self.paused)
                 self._pause(None)
@@ -101,6 +103,8 @@ class Steering:
 
     def _pause(self, request: Request | None) -> None:
         self.paused = request
+        if self._coordinator is None:
+            return
         if request is None:
             self._coordinator.resume()
         else:
@@ -114,17 +118,23 @@ class Steering:
             )
         components = request.body.get("components")
         self.retries.append(None if components is None else frozenset(components))
-        return {"after": self._coordinator.last_open}
+        return {"after": self._last_open}
+
+    @property
+    def _last_open(self) -> Txid | None:
+        return None if self._coordinator is None else self._coordinator.last_open
 
     # --- stop -----------------------------------------------------------------------------------------
 
-    def _stop(self, request: Request) -> Txid:
-        last_open, at = self._coordinator.last_open, request.at
+    def _stop(self, request: Request) -> Txid | None:
+        at = request.at
         if at is None:
             if request.request_id in self._too_old:
                 raise UsageError("the driver that was to stop has ended; this one was started after it")
-            self._end_after(last_open, request)
-            return last_open
+            return self._end_after(self._last_open, request)
+        if self._coordinator is None:
+            raise UsageError("it tracks tuples, which have no txids; leave --at out")
+        last_open = self._coordinator.last_open
         if type(at) is not int or at < FIRST_TXID:
             raise UsageError(f"a run cannot end after txid {at!r:.100}; txids are whole numbers from 1 on")
         if at < last_open:
@@ -132,24 +142,27 @@ class Steering:
             raise UsageError(
                 f"txid {at} is {known}: the first that the run can end after is txid {last_open}"
             )
-        self._end_after(at, request)
-        return at
+        return self._end_after(at, request)
 
     def _restore_stop(self, now: InForce, before: InForce) -> None:
         """Obey a stop whose txid is not committed yet, and one that came while this driver stood by."""
         stop = now.stopped
         if stop is None:
             return
-        is_ahead = stop.at is not None and stop.at >= self._coordinator.current
+        at, last_open, coordinator = stop.at, self._last_open, self._coordinator
+        is_ahead = coordinator is not None and at is not None and at >= coordinator.current
         stood_by = before.stopped is None or before.stopped.request_id != stop.request_id
         if is_ahead or stood_by:
-            last_open = self._coordinator.last_open
-            self._end_after(last_open if stop.at is None else max(stop.at, last_open), stop)
+            self._end_after(last_open if at is None or last_open is None else max(at, last_open), stop)
 
-    def _end_after(self, txid: Txid, stop: Request) -> None:
-        self._coordinator.drain(txid)
+    def _end_after(self, txid: Txid | None, stop: Request) -> Txid | None:
+        done = "its open trees have ended"
+        if self._coordinator is not None and txid is not None:
+            self._coordinator.drain(txid)
+            done = f"txid {txid} is committed"
         self.stopped_by = stop.asked_by
-        log.warning("the run ends when txid %d is committed, as asked by %s", txid, stop.asked_by)
+        log.warning("the run ends when %s, as asked by %s", done, stop.asked_by)
+        return txid
 
 
 def _since(paused: Request | None) -> dict[str, Any]:

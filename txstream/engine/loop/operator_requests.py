@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any, Protocol
 
 from txstream.api.errors import CorruptStateError, ServiceUnavailableError
+from txstream.coordinator import Coordinator
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.batch.task_tree import TellsTasks
-from txstream.engine.loop.open_batches import Batches
-from txstream.engine.loop.operator_changes import Steering
+from txstream.engine.loop.operator_changes import Judgement, Steering
 from txstream.engine.loop.outages import Waiting
-from txstream.engine.loop.workers import Lane
+from txstream.engine.loop.workers import Lane, Workers
 from txstream.failing_batch import FailingBatch, Wait
 from txstream.placement import Assignment
 from txstream.story import LONGEST_STORY
@@ -36,19 +37,34 @@ _PAUSE = "pause"
 _LONGEST_ANSWER = 50
 
 
+class Steered(Protocol):
+    """A loop that operators steer. Its methods are called on its own thread."""
+
+    workers: Workers
+
+    def fail_run(self, error: BaseException) -> None:
+        """End the run with this error."""
+
+    def steered(self) -> None:
+        """Obey what has changed."""
+
+    def question(self, request: Request) -> Callable[[], Judgement] | None:
+        """Return what answers a request that only asks, off the loop's thread; None for other requests."""
+
+
 class Operators:
-    """The operators' side of the event loop; its methods are called on the loop's thread."""
+    """The operators' side of a loop; its methods are called on the loop's thread."""
 
     def __init__(
         self,
-        batches: Batches,
+        loop: Steered,
         store: ProgressStore,
         runner: BatchRunner,
         waiting: Waiting,
         steering: Steering,
     ) -> None:
         self.has_finished = False
-        self._batches = batches
+        self._loop = loop
         self._store = store
         self._runner = runner
         self._waiting = waiting
@@ -61,9 +77,9 @@ class Operators:
 
     def begin(self) -> None:
         """Apply what is in force, and listen for requests and waits. Called before the first batch."""
-        self._waiting.changed = lambda: self._batches.workers.post(lambda: self._write(self._tell_waits))
+        self._waiting.changed = lambda: self._loop.workers.post(lambda: self._write(self._tell_waits))
         self._follow()
-        self._stop_watch = self._store.watch_requests(lambda: self._batches.workers.post(self._look))
+        self._stop_watch = self._store.watch_requests(lambda: self._loop.workers.post(self._look))
 
     def advanced(self, assignment: Assignment | None) -> None:
         """Note where the tasks of a batch ran, once it is committed and stored."""
@@ -75,28 +91,37 @@ class Operators:
         """Store an attempt's failure. Each is stored: they are few, since attempts wait ever longer."""
         self._write(lambda: self._store.write_failing(batch))
 
-    def finish(self) -> None:
-        """Answer the waiting requests, store where the last tasks ran, then set `has_finished`. Called when
-        the run ends well; a FencedError still fails it."""
+    def note(self, write: Callable[[], None], then: Callable[[], None]) -> None:
+        """Have a note stored, and call `then`, whether or not that was possible."""
+
+        def failed(error: BaseException) -> None:
+            self._not_written(error)
+            then()
+
+        self._loop.workers.submit(Lane.WRITE, write, lambda _: then(), failed)
+
+    def finish(self, write_last: Callable[[], None] | None = None) -> None:
+        """Answer the waiting requests, store the last note (where the last tasks ran, without `write_last`),
+        then set `has_finished`. Called when the run ends well; a FencedError still fails it."""
 
         def finished(_: object = None) -> None:
             self.has_finished = True
 
         def failed(error: BaseException) -> None:
             if not isinstance(error, ServiceUnavailableError):
-                self._batches.fail_run(error)
+                self._loop.fail_run(error)
             else:
-                log.warning("`txstream status --tasks` will not show the last batch: %s", error)
+                log.warning("`txstream status` will not show how the run ended: %s", error)
                 finished()
 
         def give_up() -> None:
             if not self.has_finished:
-                log.warning("ZooKeeper is away; `txstream status --tasks` will not show the last batch")
+                log.warning("ZooKeeper is away; `txstream status` will not show how the run ended")
                 finished()
 
         def answered(requests: Requests) -> None:
             self._judge(requests)
-            self._batches.workers.submit(Lane.WRITE, self._write_last, finished, failed)
+            self._loop.workers.submit(Lane.WRITE, write_last or self._write_last, finished, failed)
 
         def unread(error: BaseException) -> None:
             if isinstance(error, CorruptStateError):
@@ -105,8 +130,8 @@ class Operators:
             else:
                 failed(error)
 
-        self._batches.workers.after(_END_SECONDS, give_up, is_deadline=True)
-        self._batches.workers.submit(Lane.WRITE, self._store.read_requests, answered, unread)
+        self._loop.workers.after(_END_SECONDS, give_up, is_deadline=True)
+        self._loop.workers.submit(Lane.WRITE, self._store.read_requests, answered, unread)
 
     def shut_down(self) -> None:
         """Stop listening. Unanswered requests stay for the next leader."""
@@ -123,59 +148,27 @@ class Operators:
     # --- requests -------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        self._batches.workers.submit(
-            Lane.WRITE, self._store.read_requests, self._judge, self._not_carried_out
-        )
+        self._loop.workers.submit(Lane.WRITE, self._store.read_requests, self._judge, self._not_carried_out)
 
     def _judge(self, requests: Requests) -> None:
         for request in requests.waiting:
             self._answer(request)
         if requests.waiting:
             self._follow()
-            self._batches.carry_out(self._batches.coordinator.sync())
+            self._loop.steered()
 
     def _answer(self, request: Request) -> None:
-        if request.kind == Kind.TREE:
-            self._tell_tree(request)
-            return
-        if request.kind == Kind.STORY:
-            self._tell_story(request)
-            return
-        judgement = self._steering.judge(request)
-        self._batches.workers.submit(
-            Lane.WRITE,
-            lambda: self._store.answer_request(request, judgement.refused, judgement.told),
-            lambda _: self._steering.answered(request),
-            self._not_carried_out,
-        )
-
-    def _tell_tree(self, request: Request) -> None:
-        """Answer how far an open txid's tasks are, off the loop's thread: asking Spark may take a moment."""
-        coordinator, runner, txid = self._batches.coordinator, self._runner, request.body.get("txid")
-        batch = coordinator.active.get(Txid(txid)) if type(txid) is int else None
-        done = type(txid) is int and txid < coordinator.current
-        why = "is committed, so all of its tasks have finished" if done else "is not open"
+        look = self._loop.question(request)
+        if look is None:
+            judged = self._steering.judge(request)
+            look = lambda: judged  # noqa: E731 - one answer, whoever gives it
 
         def work() -> None:
-            if batch is None:
-                self._store.answer_request(request, f"txid {txid} {why}", {})
-                return
-            components = runner.task_tree(batch.attempt) if isinstance(runner, TellsTasks) else None
-            told = {"attempt": batch.attempt.attempt, "state": str(batch.phase), "components": components}
-            self._store.answer_request(request, None, told)
+            judgement = look()
+            self._store.answer_request(request, judgement.refused, judgement.told)
 
-        self._batches.workers.submit(Lane.WRITE, work, None, self._not_carried_out)
-
-    def _tell_story(self, request: Request) -> None:
-        """Answer what the coordinator saw of a txid."""
-        txid = request.body.get("txid")
-        lines = self._batches.coordinator.story.lines(txid)
-        refused = None if lines else f"this run's last {LONGEST_STORY} events have nothing of txid {txid}"
-        told = {"story": lines[-_LONGEST_ANSWER:]}
-        self._batches.workers.submit(
-            Lane.WRITE,
-            lambda: self._store.answer_request(request, refused, told),
-            failed=self._not_carried_out,
+        self._loop.workers.submit(
+            Lane.WRITE, work, lambda _: self._steering.answered(request), self._not_carried_out
         )
 
     def _follow(self) -> None:
@@ -194,9 +187,9 @@ class Operators:
             log.error("what operators ask cannot be read now: %s", error)
         elif isinstance(error, ServiceUnavailableError):
             log.warning("a request is not answered yet: %s", error)
-            self._batches.workers.after(_RETRY_SECONDS, self._look)
+            self._loop.workers.after(_RETRY_SECONDS, self._look)
         else:
-            self._batches.fail_run(error)
+            self._loop.fail_run(error)
 
     # --- where tasks ran ------------------------------------------------------------------------------
 
@@ -208,7 +201,7 @@ class Operators:
             return
         self._written = assignment
         self._pauses = True
-        self._batches.workers.after(ASSIGNMENT_SECONDS, self._pause_is_over)
+        self._loop.workers.after(ASSIGNMENT_SECONDS, self._pause_is_over)
         self._write(lambda: self._store.write_assignment(assignment))
 
     def _pause_is_over(self) -> None:
@@ -216,14 +209,39 @@ class Operators:
         self._write_newest()
 
     def _write(self, work: Callable[[], None]) -> None:
-        self._batches.workers.submit(Lane.WRITE, work, None, self._not_written)
+        self._loop.workers.submit(Lane.WRITE, work, None, self._not_written)
 
     def _not_written(self, error: BaseException) -> None:
         if isinstance(error, ServiceUnavailableError):
             log.info("what `txstream status` shows was not stored: %s", error)
         else:
-            self._batches.fail_run(error)
+            self._loop.fail_run(error)
 
     def _write_last(self) -> None:
         if self._newest is not None and self._newest is not self._written:
             self._store.write_assignment(self._newest)
+
+
+def question(
+    request: Request, coordinator: Coordinator[Any], runner: BatchRunner
+) -> Callable[[], Judgement] | None:
+    """See `Steered.question`: how far an open txid's tasks are, and what the coordinator saw of a txid."""
+    txid = request.body.get("txid")
+    if request.kind == Kind.STORY:
+        lines = coordinator.story.lines(txid)
+        refused = None if lines else f"this run's last {LONGEST_STORY} events have nothing of txid {txid}"
+        return lambda: Judgement(refused, {"story": lines[-_LONGEST_ANSWER:]})
+    if request.kind != Kind.TREE:
+        return None
+    batch = coordinator.active.get(Txid(txid)) if type(txid) is int else None
+    if batch is None:
+        done = type(txid) is int and txid < coordinator.current
+        why = "is committed, so all of its tasks have finished" if done else "is not open"
+        return lambda: Judgement(f"txid {txid} {why}", {})
+    attempt, state = batch.attempt, str(batch.phase)
+
+    def look() -> Judgement:  # asking Spark may take a moment
+        components = runner.task_tree(attempt) if isinstance(runner, TellsTasks) else None
+        return Judgement(None, {"attempt": attempt.attempt, "state": state, "components": components})
+
+    return look

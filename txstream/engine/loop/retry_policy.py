@@ -112,11 +112,11 @@ def reason_without_data(error: BaseException) -> str:
     return f"{type(error).__name__}; the run's output has the message"
 
 
-def count_reason(reasons: Counter[str], reason: str) -> int:
+def count_reason(reasons: Counter[str], reason: str, times: int = 1) -> int:
     """Count a reason, and return how often it came. Past a number of reasons, others are counted together."""
     if reason not in reasons and len(reasons) >= _MOST_REASONS:
         reason = _OTHER_REASONS
-    reasons[reason] += 1
+    reasons[reason] += times
     return reasons[reason]
 
 

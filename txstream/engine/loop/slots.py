@@ -6,8 +6,9 @@ Checked for each operator's request, and for the stored slots at a start.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from txstream.api.bolts import Bolt
 from txstream.api.errors import UsageError
 from txstream.api.topology import Topology
 from txstream.wording import counted
@@ -26,18 +27,19 @@ class Slots:
         self.changed: Mapping[str, int] = {}
         self._declared = {component.id: component.parallelism for component in topology.components}
         self._tasks = {component.id: component.tasks for component in topology.components}
-        self._spout = topology.components[0].id
+        spouts = [one.id for one in topology.components if not isinstance(one.instance, Bolt)]
+        self._spouts = frozenset(spouts)
 
     def restore(self, slots: Mapping[str, int]) -> None:
         """Start with those of the stored slots that this code can have."""
-        self.changed, ignored = fitting_scale(slots, self._now(), spout=self._spout)
+        self.changed, ignored = fitting_scale(slots, self._now(), spouts=self._spouts)
         for sentence in ignored:
             log.warning("%s", sentence)
 
     def change(self, slots: Mapping[str, int]) -> Mapping[str, int]:
         """Put these slots into force. Return what their components had until now. Raises UsageError."""
         now = self._now()
-        granted = check_scale(slots, now, spout=self._spout)
+        granted = check_scale(slots, now, spouts=self._spouts)
         self.changed = {**self.changed, **granted}
         before = {component: now[component][0] for component in granted}
         for component, count in sorted(granted.items()):
@@ -62,15 +64,15 @@ class Slots:
 
 
 def check_scale(
-    slots: Mapping[str, int], components: Mapping[str, tuple[int, int]], *, spout: str | None = None
+    slots: Mapping[str, int], components: Mapping[str, tuple[int, int]], *, spouts: Collection[str] = ()
 ) -> dict[str, int]:
     """Return the slots asked for if all of them can be had. Called on the driver, once per request.
 
-    `components` maps a component to its present slots and tasks; `spout` is the component whose tasks are its
-    parallelism. Raises UsageError if no component is named, or with a sentence for each that cannot be had:
-    an unknown component, fewer slots than one, more slots than tasks.
+    `components` maps a component to its present slots and tasks; the tasks of `spouts` are their parallelism.
+    Raises UsageError if no component is named, or with a sentence for each that cannot be had: an unknown
+    component, fewer slots than one, more slots than tasks.
     """
-    problems = [_problem(component, count, components, spout) for component, count in sorted(slots.items())]
+    problems = [_problem(component, count, components, spouts) for component, count in sorted(slots.items())]
     found = [problem for problem in problems if problem is not None]
     if found:
         raise UsageError("; ".join(found))
@@ -80,7 +82,7 @@ def check_scale(
 
 
 def fitting_scale(
-    slots: Mapping[str, int], components: Mapping[str, tuple[int, int]], *, spout: str | None = None
+    slots: Mapping[str, int], components: Mapping[str, tuple[int, int]], *, spouts: Collection[str] = ()
 ) -> tuple[dict[str, int], list[str]]:
     """Return those of the slots in force that this code can have, and a sentence for each of the others.
 
@@ -89,7 +91,7 @@ def fitting_scale(
     fitting: dict[str, int] = {}
     sentences: list[str] = []
     for component, count in sorted(slots.items()):
-        problem = _problem(component, count, components, spout)
+        problem = _problem(component, count, components, spouts)
         if problem is None:
             fitting[component] = count
         else:
@@ -98,14 +100,14 @@ def fitting_scale(
 
 
 def _problem(
-    component: str, count: int, components: Mapping[str, tuple[int, int]], spout: str | None
+    component: str, count: int, components: Mapping[str, tuple[int, int]], spouts: Collection[str]
 ) -> str | None:
     if component not in components:
         return f"there is no component {component!r}; there are {', '.join(sorted(components)) or 'none'}"
     tasks = components[component][1]
     if type(count) is not int or count < 1:
         return f"component {component!r} cannot have {count!r} slots; it needs a whole number, 1 or more"
-    if count > tasks and component == spout:
+    if count > tasks and component in spouts:
         return (
             f"component {component!r} cannot have {count} slots: a spout has no tasks apart from them, so it "
             f"has at most its parallelism of {tasks}; declare it with parallelism={count} and start it again"

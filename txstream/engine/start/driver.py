@@ -1,43 +1,36 @@
-"""One driver of a topology, from its election to its last batch. Its parts are put together only here.
+"""One driver of a topology, from its election to its last batch or tree. Only here its parts come together.
 
 What the driver reads from and writes to is passed in as `Services`: the real ones in a run (`run_services`),
-others in tests and in the simulation. `Driver.start` fixes the order of a start.
+others in tests and in the simulation. What differs between batches and tracked tuples is the `Tier`.
+`Driver.start` fixes the order of a start, which is the same for both.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from functools import partial
-from typing import Any, Protocol
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 from txstream.api.errors import TxstreamError
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
-from txstream.batch_metas import BatchMetas, MetaCodec
+from txstream.batch_metas import MetaCodec
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner_contract import BatchRunner
-from txstream.engine.commit.committer import Committer, StateTarget
+from txstream.engine.commit.committer import StateTarget
 from txstream.engine.commit.state_targets import map_bindings
-from txstream.engine.fault_points import PointListener, nobody_listens
-from txstream.engine.loop.dead_letter_rows import letters_of
-from txstream.engine.loop.event_loop import EventLoop
-from txstream.engine.loop.failing_record import name_record
-from txstream.engine.loop.log_end import LogEnd
-from txstream.engine.loop.open_batches import Watcher
+from txstream.engine.loop.leadership_watch import Abortable
 from txstream.engine.loop.outages import Waiting
-from txstream.engine.loop.retries import Retries
 from txstream.engine.loop.workers import Workers
-from txstream.engine.start.identity import check_identity
-from txstream.engine.start.takeover import Takeover, take_up
-from txstream.report import RunReport
+from txstream.engine.start.takeover import Takeover, check_identity, take_up
+from txstream.report import BatchTiming, RunProgress, RunReport
 from txstream.state import FenceLockedError
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.transaction import Txid
 from txstream.zookeeper import ProgressStore, Requests
 
 RunnerFactory = Callable[[ExecutionPlan], BatchRunner]
@@ -64,7 +57,7 @@ class Services(AbstractContextManager["Services"], Protocol):
         run `plan`, and opens the source, while it waits."""
 
     def open_source(self, context: SpoutContext) -> PartitionCoordinator[Any]:
-        """Open the source and return its coordinator, which the driver asks."""
+        """Open the source and return its coordinator, which the driver asks. Not with tracked tuples."""
 
     def start_engine(self) -> RunnerFactory:
         """Start what runs batches, unless it is up, and return what makes the runner."""
@@ -75,49 +68,112 @@ class Services(AbstractContextManager["Services"], Protocol):
     def keep(self, runner: BatchRunner) -> BatchRunner:
         """Return `runner`, and close it at the end."""
 
-    def beside(self, loop: EventLoop) -> AbstractContextManager[object]:
+    def beside(self, loop: Abortable) -> AbstractContextManager[object]:
         """Return the context of what goes on beside the batches, from the first to the last."""
 
 
-class Driver:
-    """One driver's turn. `run` is called once; `stop`, `abort` and the rest may be called from any thread.
+class Loop(Abortable, Protocol):
+    """What a driver needs of a tier's loop. `stop` and `abort` may be called from any thread."""
 
-    `until_caught_up` ends the turn once everything up to the log's end, as it is at the start, is committed;
-    `until_txid` ends it after that txid. `loop` is set once batches may run. `plan`, if given, was compiled
-    before; `committer` is the class that commits.
+    def run(self) -> None:
+        """Work until the run has ended. Raises what ended it, unless it ended well."""
+
+    def stop(self) -> None:
+        """End well, soon."""
+
+
+L = TypeVar("L", bound=Loop)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a tier's loop is made of, once the topology is taken up."""
+
+    workers: Workers
+    targets: Sequence[StateTarget]
+    store: ProgressStore
+    plan: ExecutionPlan
+    runner: BatchRunner
+    taken: Takeover
+    waiting: Waiting
+
+
+@dataclass(eq=False)
+class Tier(ABC, Generic[L]):
+    """What batches, or tracked tuples, bring to their driver. The driver calls `open` and `prepare` in this
+    order, each once; the rest may be called from any thread, once there is a loop.
+
+    `until_caught_up` ends the turn once everything is done that the source has. The first attempts, and those
+    after a timeout, have `warm_up_seconds` on top of the message timeout. `until_txid` is the last txid.
+    `plan`, if given, was compiled before; with `capture` the runner keeps what components emit. `loop` is set
+    once batches or tuples may run.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        services: Services,
-        *,
-        until_caught_up: bool = False,
-        until_txid: int | None = None,
-        warm_up_seconds: float = 0.0,
-        gather_seconds: float = 0.0,
-        listener: PointListener = nobody_listens,
-        watcher: Watcher | None = None,
-        capture: bool = False,
-        plan: ExecutionPlan | None = None,
-        committer: type[Committer] = Committer,
-    ) -> None:
-        self.topology = topology
-        self.loop: EventLoop | None = None
+    topology: Topology
+    _: KW_ONLY
+    until_caught_up: bool = False
+    warm_up_seconds: float = 0.0
+    until_txid: int | None = None
+    plan: ExecutionPlan | None = None
+    capture: bool = False
+    loop: L | None = field(init=False, default=None)
+
+    @property
+    @abstractmethod
+    def codec(self) -> MetaCodec[Any]:
+        """How the metas in the progress store are read and written."""
+
+    @abstractmethod
+    def open(self, services: Services, context: SpoutContext) -> None:
+        """Open the source, before anything is written, if that takes nothing out of it."""
+
+    @abstractmethod
+    def prepare(self, ready: Ready) -> L:
+        """Return the loop."""
+
+    @abstractmethod
+    def report(self, taken: Takeover, seconds: float) -> RunReport:
+        """Return what the run did."""
+
+    @abstractmethod
+    def progress(self, seconds: float) -> RunProgress:
+        """Return a snapshot of a run that has taken `seconds` so far."""
+
+    @abstractmethod
+    def how_far(self) -> str:
+        """Return, in words, how far a run without a report has come."""
+
+    def explain(self, error: TxstreamError) -> None:
+        """Add to the error that ended the run what only this tier knows. The runner is still open."""
+
+    @property
+    def timings(self) -> list[BatchTiming]:
+        return []
+
+    @property
+    def running(self) -> L:
+        assert self.loop is not None
+        return self.loop
+
+    @property
+    def story(self) -> Sequence[str]:
+        """What the run's state machine has seen, if it has one."""
+        return ()
+
+
+class Driver(Generic[L]):
+    """One driver's turn. `run` is called once; `stop`, `abort` and the rest may be called from any thread."""
+
+    def __init__(self, services: Services, tier: Tier[L]) -> None:
+        self.tier = tier
         self.taken: Takeover | None = None
         self.waiting = Waiting(services.workers.pause)
         self._services = services
-        self._until_caught_up = until_caught_up
-        self._until_txid = until_txid
-        self._warm_up_seconds = warm_up_seconds
-        self._gather_seconds = gather_seconds
-        self._listener = listener
-        self._watcher = watcher
-        self._capture = capture
-        self._plan = plan
-        self._committer = committer
         self._stopped = threading.Event()
-        self._process: Callable[[TransactionAttempt, BatchMetas[Any]], None] | None = None
+
+    @property
+    def loop(self) -> L | None:
+        return self.tier.loop
 
     @property
     def state(self) -> str:
@@ -128,13 +184,14 @@ class Driver:
     def is_told_to_stop(self) -> bool:
         return self._stopped.is_set()
 
-    @property
-    def goal(self) -> Mapping[str, Any] | None:
-        """The end of the log at which the turn ends, once that is known."""
-        return None if self.loop is None else self.loop.log_end.targets
+    def progress(self, seconds: float) -> RunProgress:
+        """Return a snapshot of the run, which has taken `seconds` so far."""
+        if self.loop is None:
+            return RunProgress(self.tier.topology.id, 0, {}, 0, 0, 0, seconds, self.state, None)
+        return self.tier.progress(seconds)
 
     def stop(self) -> None:
-        """End the run between two batches."""
+        """End the run between two batches, or once the open trees have ended."""
         self._stopped.set()
         if self.loop is None:
             self._services.workers.interrupt()
@@ -160,11 +217,12 @@ class Driver:
                 try:
                     loop.run()
                 except TxstreamError as error:
-                    self._name_record(loop, error)
+                    self.tier.explain(error)
                     raise
-            return self._report(loop, time.monotonic() - started)
+            assert self.taken is not None
+            return self.tier.report(self.taken, time.monotonic() - started)
 
-    def start(self) -> EventLoop | None:
+    def start(self) -> L | None:
         """Do everything that comes before the first batch, in the safe order. Return None if stopped.
 
         A bolt that cannot be shipped is reported before the election. The election comes next, so that a
@@ -172,113 +230,33 @@ class Driver:
         before Spark starts. Source and Spark come before identity, tables, epoch, fences and recovery
         (`take_up`), so that a run without its topic or cluster leaves nothing behind.
         """
-        topology, services = self.topology, self._services
-        codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
+        tier, services = self.tier, self._services
+        topology = tier.topology
         targets = services.connect()
         asked_before = services.asked_before()
         context = services.context()
-        plan = self._plan or compile_topology(topology, context, uuid.uuid4().hex, capture=self._capture)
-        store = services.lead(codec, plan)
+        plan = tier.plan or compile_topology(topology, context, uuid.uuid4().hex, capture=tier.capture)
+        store = services.lead(tier.codec, plan)
         if self.is_told_to_stop:
             return None
         check_identity(topology, store, targets)
-        spout = services.open_source(context)
+        tier.open(services, context)
         if self.is_told_to_stop:
             return None
         create_runner = services.start_engine()
         if self.is_told_to_stop:
             return None
         services.state = "recovering"
-        last_txid = None if self._until_txid is None else Txid(self._until_txid)
         taken = self.taken = take_up(
             topology,
             store,
             targets,
-            codec,
+            tier.codec,
             locked=services.locked,
-            last_txid=last_txid,
+            last_txid=None if tier.until_txid is None else Txid(tier.until_txid),
             asked_before=asked_before,
         )
-        log_end = LogEnd(spout, self.waiting)
-        if self._until_caught_up:
-            log_end.ask()
         bindings = map_bindings(topology, taken.identity.uuid, targets)
         runner = services.keep(create_runner(replace(plan, bindings=bindings)))
-        progress = taken.resume.progress
-        committer = self._committer(
-            topology,
-            taken.identity.uuid,
-            targets,
-            wait_for=self.waiting.until,
-            committed_by={Txid(progress.current - 1): progress.committed_by},
-        )
-        self._process = partial(_processed, runner, committer)
-        self.loop = EventLoop(
-            topology,
-            taken.coordinator,
-            spout,
-            store,
-            runner,
-            committer,
-            services.workers,
-            self.waiting,
-            taken.steering,
-            log_end,
-            partial(letters_of, topology.spout.source, context),
-            Retries(
-                [target.of(topology, taken.identity.uuid) for target in targets],
-                topology.spout.source.decoded,
-                taken.steering.retries,
-            ),
-            until_txid=self._until_txid,
-            warm_up_seconds=self._warm_up_seconds,
-            gather_seconds=self._gather_seconds,
-            listener=self._listener,
-            watcher=self._watcher,
-        )
-        return self.loop
-
-    def _name_record(self, loop: EventLoop, error: TxstreamError) -> None:
-        """Add to an error of a batch where its record is. Nothing that this processes can be committed."""
-        attempt, numbers = loop.failures.ended_by, itertools.count(1)
-        if attempt is None or self._process is None or error is not loop.failure:
-            return
-        process = self._process
-
-        def part(metas: BatchMetas[Any]) -> None:
-            # A number of its own each time: the run's own attempts were cancelled when it ended.
-            process(replace(attempt, attempt=AttemptId(attempt.attempt + next(numbers))), metas)
-
-        name_record(error, loop.coordinator.metas(attempt.txid), part)
-
-    def _report(self, loop: EventLoop, seconds: float) -> RunReport:
-        topology, taken, statistics = self.topology, self.taken, loop.statistics
-        assert taken is not None
-        return RunReport(
-            topology=topology.id,
-            uuid=taken.identity.uuid,
-            semantics=str(topology.semantics),
-            epoch=taken.epoch,
-            first_txid=statistics.first_txid,
-            last_txid=taken.coordinator.current - 1,
-            batches=statistics.batches,
-            records=statistics.records,
-            failed_attempts=statistics.failed_attempts,
-            replayed_attempts=statistics.replayed_attempts,
-            recovered_batches=statistics.recovered_batches,
-            seconds=round(seconds, 3),
-            caught_up=loop.caught_up,
-            failure_reasons=dict(statistics.failure_reasons),
-            stopped_by=taken.steering.stopped_by,
-        )
-
-
-def _processed(
-    runner: BatchRunner, committer: Committer, attempt: TransactionAttempt, metas: BatchMetas[Any]
-) -> None:
-    """Process a batch up to what its commit would write, and drop what came of it."""
-    result = runner.run(attempt, metas)
-    try:
-        committer.check(committer.prepare(result))
-    finally:
-        runner.release(result)
+        tier.loop = tier.prepare(Ready(services.workers, targets, store, plan, runner, taken, self.waiting))
+        return tier.loop

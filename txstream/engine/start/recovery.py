@@ -108,7 +108,7 @@ def prove_distinct(
     Call it after `take_over`. Raises TopologyError that names both, and StaleAttemptError if another leader
     has raised a fence meanwhile.
     """
-    own = [attempt_id(epoch, number) for number in range(len(databases))]
+    own = [attempt_id(epoch, number) for number in range(max(1, len(databases)))]
     if len(own) == 1:
         return own[0]
     for number, database in enumerate(databases[1:], 1):  # the first one's fence has its value already

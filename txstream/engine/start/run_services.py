@@ -29,7 +29,7 @@ from txstream.engine.loop.ledger_pruning import LedgerPruner
 from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.loop.workers import ThreadWorkers, Workers
 from txstream.engine.start.driver import RunnerFactory
-from txstream.engine.start.identity import check_identity
+from txstream.engine.start.takeover import check_identity
 from txstream.engine.start.warm_standby import Readiness
 from txstream.settings import COLD, WARM, Settings
 from txstream.state import FenceLockedError, StateBackend, open_database
@@ -84,8 +84,6 @@ class RunServices:
         self._stack.callback(self._zookeeper.close)
         if settings.uses_default_database:
             settings.make_data_dir()
-        if isinstance(self._topology, TrackedTopology):
-            return self._targets  # it has no ledger; the table of a bolt is the bolt's own affair
         self._targets = state_targets(
             self._topology,
             settings.database_url(),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from txstream.acker.ackers import Ackers
+from txstream.acker.ids import FIRST_GENERATION
 from txstream.acker.ledger import DEFAULT_BUCKETS, Ended, Tasks, Trees
 from txstream.api.errors import BatchTimeoutError
 from txstream.api.spouts import SpoutContext
@@ -28,7 +29,14 @@ from txstream.engine.batch.anchors import AckLog
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.messages import WorkOrder
 from txstream.engine.batch.runner_contract import BatchResult, FedRunner
-from txstream.engine.loop.retry_policy import AttemptTime, Verdict, judge, reason_of
+from txstream.engine.loop.retry_policy import (
+    AttemptTime,
+    TxidFailures,
+    Verdict,
+    count_reason,
+    judge,
+    reason_of,
+)
 from txstream.engine.tracked.outlet import Outlet
 from txstream.engine.tracked.spouts import SpoutTask
 from txstream.transaction import AttemptSequence, Epoch, TransactionAttempt, Txid
@@ -106,29 +114,60 @@ class TrackedLoop:
         self._log = AckLog([int(plan.run_id, 16), 0, 0, 0]) if plan.tracks else None
         self._outlet = Outlet(plan, self._log, width)
         self._time = AttemptTime(topology.message_timeout_seconds, warm_up_seconds)
-        tasks = sum(spec.tasks for spec in plan.fed)
-        numbered = enumerate((spec, task) for spec in plan.fed for task in range(spec.tasks))
-        self.spouts = [
-            SpoutTask(spec, task, number, tasks, self._outlet, clock) for number, (spec, task) in numbered
-        ]
+        self.spouts = self._tasks_wanted()
         # By root: the component whose task neither acked nor failed a tuple of the tree.
         self._holders: dict[int, str] = {}
         self._rotated = clock()
-        self.failures_in_a_row = 0
+        self.failures = TxidFailures()
         # When a tree last ended, and how many had ended by then.
         self._last_progress = clock()
         self._ended = 0
 
     # --- spouts -------------------------------------------------------------------------------------
 
+    def slots(self) -> dict[str, int]:
+        """Return the slots of each component as operators want them; a spout's are its tasks."""
+        changed = self._runner.slots
+        return self._plan.slots(changed) | {
+            spec.id: changed.get(spec.id, spec.tasks) for spec in self._plan.fed
+        }
+
+    def _tasks_wanted(self, first_generation: int = FIRST_GENERATION) -> list[SpoutTask]:
+        slots = self.slots()
+        places = [(spec, task) for spec in self._plan.fed for task in range(slots[spec.id])]
+        return [
+            SpoutTask(spec, task, number, len(places), self._outlet, self._clock, first_generation)
+            for number, (spec, task) in enumerate(places)
+        ]
+
+    def changing(self) -> list[str]:
+        """Return the spouts that have other tasks than operators want."""
+        slots, there = self.slots(), self._tasks_there()
+        return [spout for spout, tasks in there.items() if tasks != slots[spout]]
+
+    def _tasks_there(self) -> Counter[str]:
+        return Counter(spout.spec.id for spout in self.spouts)
+
+    def change_tasks(self) -> None:
+        """Close the spout tasks, and open as many as operators want. What is still open comes again from its
+        source: the new tasks know nothing of it, and never use a root that the old ones had."""
+        former = self.spouts
+        self.close()
+        self.spouts = self._tasks_wanted(1 + max(spout.generation for spout in former))
+        self._holders.clear()
+        for spout in former:
+            next(one for one in self.spouts if one.spec.id == spout.spec.id).follow(spout)
+        self.open()
+
     def open(self) -> None:
         """Open every spout task. Nothing is asked of them before `activate`."""
+        there = self._tasks_there()
         for spout in self.spouts:
             context = replace(
                 self._context,
                 component=spout.spec.id,
                 task_index=spout.task,
-                task_count=spout.spec.tasks,
+                task_count=there[spout.spec.id],
                 task_id=spout.spec.task_ids[spout.task],
                 task_ids=self._plan.task_ids,
                 settings=self.topology.settings,
@@ -153,15 +192,17 @@ class TrackedLoop:
         """Return whether this task may open another tree."""
         return spout.open < self.topology.max_spout_pending
 
-    def waiting_for(self) -> str | None:
-        """Return what spout tasks wait for before they can say that their sources have nothing; None if none
-        of them waits."""
-        told = [(spout.spec.id, text) for spout in self.spouts if (text := spout.waiting_for()) is not None]
-        if not told:
-            return None
-        named = {f"{text} ({component})": None for component, text in told}
-        first, *more = named
-        return f"waiting for {first}{f'; and for {len(more)} more' if more else ''}"
+    def waiting_for(self) -> dict[str, str]:
+        """Return, by spout, what its tasks wait for before they can say that their sources have nothing."""
+        found: dict[str, list[str]] = {}
+        for spout in self.spouts:
+            text = spout.waiting_for()
+            if text is not None and text not in (texts := found.setdefault(spout.spec.id, [])):
+                texts.append(text)
+        return {
+            spout: f"{texts[0]}{f', and {len(texts) - 1} more' if len(texts) > 1 else ''} ({spout})"
+            for spout, texts in found.items()
+        }
 
     @property
     def _waiting_tuples(self) -> int:
@@ -192,7 +233,7 @@ class TrackedLoop:
                 numbers += [np.full(len(some), number, np.int32) for some in begun]
             tuples = self._outlet.tuples
             txid = Txid(self.counts.micro_batches + self.counts.failed_micro_batches + 1)
-            order, messages = self._outlet.cut(MicroBatch(txid, self._attempts.next()))
+            order, messages = self._outlet.cut(MicroBatch(txid, self._attempts.next()), self._runner.slots)
             begins = None if self._log is None else self._log.folded(roots)
         self.counts.tuples += tuples
         self.running = cut = Cut(order, messages, roots, self._clock(), tuples)
@@ -209,7 +250,7 @@ class TrackedLoop:
         if cut is not self.running:
             return  # its time was over: its trees have failed
         self.running = None
-        self.failures_in_a_row = 0
+        self.failures = TxidFailures()
         self._time.ended()
         counts = self.counts
         counts.micro_batches += 1
@@ -219,7 +260,7 @@ class TrackedLoop:
             counts.acked += tracked.acked
             counts.failed += tracked.failed
             for (component, reason), times in tracked.reasons.items():
-                self._count_reason(f"component {component!r}: {reason}", times)
+                count_reason(self.counts.reasons, f"component {component!r}: {reason}", times)
             for component, held in tracked.held.items():
                 self._hold(cut, component, np.concatenate(held))
         if self.ackers is None:
@@ -239,14 +280,14 @@ class TrackedLoop:
         self.running = None
         self._time.ended(error)
         self.counts.failed_micro_batches += 1
-        self.failures_in_a_row += 1
+        self.failures.add(error)
         verdict = judge(error)
         if verdict is Verdict.FATAL or (
-            verdict is Verdict.BUG and self.failures_in_a_row >= self.topology.max_attempts
+            verdict is Verdict.BUG and self.failures.attempts >= self.topology.max_attempts
         ):
             raise error
         roots = np.concatenate(cut.roots) if cut.roots else np.empty(0, np.uint64)
-        self._count_reason(reason_of(error), len(roots))
+        count_reason(self.counts.reasons, reason_of(error), len(roots))
         log.warning(
             "%s failed, and with it %s, which are replayed: %s",
             cut.order.attempt, counted(len(roots), "tree"), error,
@@ -286,7 +327,7 @@ class TrackedLoop:
                 f"tuples in the micro-batch that brought them"
             )
         log.warning("%s of %r timed out and will be replayed: %s", told, spout.spec.id, why)
-        self._count_reason(f"timed out: {why}", len(roots))
+        count_reason(self.counts.reasons, f"timed out: {why}", len(roots))
         for root in roots.tolist():
             self._holders.pop(root, None)
 
@@ -328,11 +369,9 @@ class TrackedLoop:
                     self._holders.pop(root, None)
 
     def _by_spout(self, trees: Trees) -> list[tuple[SpoutTask, Roots]]:
-        return [(self.spouts[task], trees.roots[trees.tasks == task]) for task in np.unique(trees.tasks)]
-
-    def _count_reason(self, reason: str, times: int) -> None:
-        reasons = self.counts.reasons
-        reasons[reason if reason in reasons or len(reasons) < 20 else "other reasons"] += times
+        # Tasks that were closed hear nothing, and their successors do not know their roots.
+        tasks = [task for task in np.unique(trees.tasks) if task < len(self.spouts)]
+        return [(self.spouts[task], trees.roots[trees.tasks == task]) for task in tasks]
 
     # --- the end ------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, overload
 
@@ -131,11 +131,12 @@ class Outlet:
             emission.sent.append(parts)
         self.tuples += batch.num_rows
 
-    def cut(self, attempt: TransactionAttempt) -> tuple[WorkOrder, list[bytes]]:
-        """Take all that is there as a micro-batch, with a message for each Spark task of its first stage."""
-        widest = max_width(self.plan, {})
+    def cut(self, attempt: TransactionAttempt, slots: Mapping[str, int]) -> tuple[WorkOrder, list[bytes]]:
+        """Take all that is there as a micro-batch, with a message for each Spark task of its first stage.
+        `slots` are those that were changed."""
+        widest = max_width(self.plan, slots)
         width = batch_width(self.tuples, widest, widest) if self.width is None else min(self.width, widest)
-        layout = lay_out(self.plan, width)
+        layout = lay_out(self.plan, width, slots)
         parcels = {}
         for address, batches in self._batches.items():
             bolt, home = self.plan.bolt(address.component), layout.home(address.component)
@@ -143,4 +144,4 @@ class Outlet:
             parcels[parcel] = pa.Table.from_batches(batches)
         self._batches, self.tuples = {}, 0
         messages = address_messages(DRIVER, 0, layout.stages[0].width, parcels)
-        return WorkOrder(attempt, width, []), [message for _, message in messages]
+        return WorkOrder(attempt, width, [], dict(slots)), [message for _, message in messages]

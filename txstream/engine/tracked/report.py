@@ -13,7 +13,6 @@ from txstream.report import RunReport
 from txstream.wording import counted
 
 if TYPE_CHECKING:
-    from txstream.api.tracked_builder import TrackedTopology
     from txstream.engine.tracked.loop import TrackedLoop
 
 # A tree counts under the first of these ages that it is not older than, or under "older".
@@ -29,26 +28,6 @@ class TrackedReport(RunReport):
     failed: int = 0
     timed_out: int = 0
     open_trees: int = 0
-
-    @classmethod
-    def of_standby(cls, topology: TrackedTopology, uuid: str, stopped_by: str) -> TrackedReport:
-        """Return the report of a standby that was stopped with its leader: it did nothing."""
-        return cls(
-            topology=topology.id,
-            uuid=uuid,
-            semantics=topology.kind,
-            epoch=0,
-            first_txid=None,
-            last_txid=0,
-            batches=0,
-            records=0,
-            failed_attempts=0,
-            replayed_attempts=0,
-            recovered_batches=0,
-            seconds=0.0,
-            caught_up=False,
-            stopped_by=stopped_by,
-        )
 
 
 def in_words(report: TrackedReport) -> str:
@@ -70,9 +49,8 @@ class Meter:
         self._at = now
         self._before: Mapping[str, int] = {}
 
-    def document(self, now: float, waits: str | None = None) -> dict[str, Any]:
-        """Return a snapshot as JSON values; `waits` says what the run waits for. It has no other words of the
-        user's code, which may be data."""
+    def document(self, now: float) -> dict[str, Any]:
+        """Return a snapshot as JSON values, without words of the user's code, which may be data."""
         loop, counts = self._loop, self._loop.counts
         emitted: dict[str, int] = {}
         components: dict[str, dict[str, Any]] = {}
@@ -97,7 +75,9 @@ class Meter:
                 "timed_out": counts.timed_out[bolt.id],
             }
         seconds = max(now - self._at, 1e-9)
+        slots = loop.slots()
         for name, row in components.items():
+            row["slots"] = slots[name]
             row["messages"] = emitted[name]
             row["messages_per_second"] = round((emitted[name] - self._before.get(name, 0)) / seconds, 1)
         self._at, self._before = now, emitted
@@ -109,33 +89,4 @@ class Meter:
             "pending": pending,
             "components": components,
             "stuck": loop.stuck,
-            "waits": waits,
         }
-
-
-def report_of(
-    loop: TrackedLoop, uuid: str, epoch: int, seconds: float, *, caught_up: bool, stopped_by: str | None
-) -> TrackedReport:
-    """Return what the run did."""
-    counts, spouts = loop.counts, loop.spouts
-    return TrackedReport(
-        topology=loop.topology.id,
-        uuid=uuid,
-        semantics=loop.topology.kind,
-        epoch=epoch,
-        first_txid=None,
-        last_txid=0,
-        batches=counts.micro_batches,
-        records=sum(spout.emitted for spout in spouts),
-        failed_attempts=counts.failed_micro_batches,
-        replayed_attempts=0,
-        recovered_batches=0,
-        seconds=round(seconds, 3),
-        caught_up=caught_up,
-        failure_reasons=dict(counts.reasons),
-        stopped_by=stopped_by,
-        acked=sum(spout.acked for spout in spouts),
-        failed=sum(spout.failed for spout in spouts),
-        timed_out=sum(spout.timed_out for spout in spouts),
-        open_trees=loop.open_trees,
-    )

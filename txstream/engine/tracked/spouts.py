@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from txstream.acker.ids import RootIds, Roots, slots_of
+from txstream.acker.ids import FIRST_GENERATION, RootIds, Roots, slots_of
 from txstream.api.bolts import refuse_result
 from txstream.api.errors import BoltError, TopologyError, TxstreamError
 from txstream.api.spouts import SpoutContext
@@ -52,11 +52,19 @@ class SpoutTask:
     """One task of a spout, and the `SpoutCollector` of its instance.
 
     `number` is the task's number among the `tasks` of all spouts; `clock` returns seconds. `acked_at_once`
-    has the message ids of tuples that were emitted without being tracked.
+    has the message ids of tuples that were emitted without being tracked. Tasks that come after others begin
+    with a `first_generation` above the others' `generation`.
     """
 
     def __init__(
-        self, spec: BoltSpec, task: int, number: int, tasks: int, outlet: Outlet, clock: Callable[[], float]
+        self,
+        spec: BoltSpec,
+        task: int,
+        number: int,
+        tasks: int,
+        outlet: Outlet,
+        clock: Callable[[], float],
+        first_generation: int = FIRST_GENERATION,
     ) -> None:
         self.spec = spec
         self.task = task
@@ -70,7 +78,7 @@ class SpoutTask:
         self._lock = outlet.lock
         self._out = _Out(self, spec, task)
         self._emissions = {stream: Emission() for stream in spec.streams}
-        self._ids = RootIds(number, tasks)
+        self._ids = RootIds(number, tasks, first_generation=first_generation)
         # By the number of a root's slot within this task.
         self._message_ids: list[MessageId | None] = []
         self._began: NDArray[np.float64] = np.empty(0)
@@ -81,6 +89,19 @@ class SpoutTask:
 
     def __repr__(self) -> str:
         return f"task {self.task} of {self.spec.id!r}"
+
+    @property
+    def generation(self) -> int:
+        return self._ids.generation
+
+    def follow(self, former: SpoutTask) -> None:
+        """Go on with the counts of a task of the same spout that was closed. What it emitted last is still to
+        be sent, but nobody hears of those trees."""
+        self.begun += former.begun
+        self.emitted += former.emitted
+        self.acked += former.acked
+        self.failed += former.failed
+        self.timed_out += former.timed_out
 
     # --- SpoutCollector -----------------------------------------------------------------------------
 

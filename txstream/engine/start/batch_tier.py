@@ -1,0 +1,180 @@
+"""The batches' part of a driver: their source, their loop, and what a run of them reports."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from txstream.api.errors import TxstreamError
+from txstream.api.spouts import PartitionCoordinator, SpoutContext
+from txstream.batch_metas import BatchMetas, MetaCodec
+from txstream.engine.batch.runner_contract import BatchRunner
+from txstream.engine.commit.committer import Committer
+from txstream.engine.fault_points import PointListener, nobody_listens
+from txstream.engine.loop.dead_letter_rows import letters_of
+from txstream.engine.loop.event_loop import EventLoop
+from txstream.engine.loop.failing_record import name_record
+from txstream.engine.loop.log_end import LogEnd
+from txstream.engine.loop.open_batches import Watcher
+from txstream.engine.loop.retries import Retries
+from txstream.engine.start.driver import Ready, Services, Tier
+from txstream.engine.start.takeover import Takeover
+from txstream.report import BatchTiming, RunProgress, RunReport, shown_reasons
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.wording import counted
+
+_SHOWN_REASONS = 3
+
+
+@dataclass(eq=False)
+class BatchTier(Tier[EventLoop]):
+    """See the module. While there is little to read, a batch gathers for `gather_seconds` at most.
+    `committer` is the class that commits."""
+
+    gather_seconds: float = field(default=0.0, kw_only=True)
+    listener: PointListener = field(default=nobody_listens, kw_only=True)
+    watcher: Watcher | None = field(default=None, kw_only=True)
+    committer: type[Committer] = field(default=Committer, kw_only=True)
+    _source: PartitionCoordinator[Any] | None = field(init=False, default=None)
+    _process: Callable[[TransactionAttempt, BatchMetas[Any]], None] | None = field(init=False, default=None)
+    _lag: int | None = field(init=False, default=None)
+
+    @property
+    def codec(self) -> MetaCodec[Any]:
+        return MetaCodec(self.topology.spout.source.meta_type)
+
+    def open(self, services: Services, context: SpoutContext) -> None:
+        self._source = services.open_source(context)
+
+    def prepare(self, ready: Ready) -> EventLoop:
+        assert self._source is not None
+        taken, targets, source = ready.taken, ready.targets, self.topology.spout.source
+        log_end = LogEnd(self._source, ready.waiting)
+        if self.until_caught_up:
+            log_end.ask()
+        progress = taken.resume.progress
+        committer = self.committer(
+            self.topology,
+            taken.identity.uuid,
+            targets,
+            wait_for=ready.waiting.until,
+            committed_by={Txid(progress.current - 1): progress.committed_by},
+        )
+        self._process = partial(_processed, ready.runner, committer)
+        return EventLoop(
+            self.topology,
+            taken.coordinator,
+            self._source,
+            ready.store,
+            ready.runner,
+            committer,
+            ready.workers,
+            ready.waiting,
+            taken.steering,
+            log_end,
+            partial(letters_of, source, ready.plan.context),
+            Retries(
+                [target.of(self.topology, taken.identity.uuid) for target in targets],
+                source.decoded,
+                taken.steering.retries,
+            ),
+            until_txid=self.until_txid,
+            warm_up_seconds=self.warm_up_seconds,
+            gather_seconds=self.gather_seconds,
+            listener=self.listener,
+            watcher=self.watcher,
+        )
+
+    def explain(self, error: TxstreamError) -> None:
+        """Add to an error of a batch where its record is. Nothing that this processes can be committed."""
+        loop = self.running
+        attempt, numbers = loop.failures.ended_by, itertools.count(1)
+        if attempt is None or self._process is None or error is not loop.failure:
+            return
+        process = self._process
+
+        def part(metas: BatchMetas[Any]) -> None:
+            # A number of its own each time: the run's own attempts were cancelled when it ended.
+            process(replace(attempt, attempt=AttemptId(attempt.attempt + next(numbers))), metas)
+
+        name_record(error, loop.coordinator.metas(attempt.txid), part)
+
+    def report(self, taken: Takeover, seconds: float) -> RunReport:
+        topology, loop = self.topology, self.running
+        statistics = loop.statistics
+        return RunReport(
+            topology=topology.id,
+            uuid=taken.identity.uuid,
+            semantics=str(topology.semantics),
+            epoch=taken.epoch,
+            first_txid=statistics.first_txid,
+            last_txid=taken.coordinator.current - 1,
+            batches=statistics.batches,
+            records=statistics.records,
+            failed_attempts=statistics.failed_attempts,
+            replayed_attempts=statistics.replayed_attempts,
+            recovered_batches=statistics.recovered_batches,
+            seconds=round(seconds, 3),
+            caught_up=loop.caught_up,
+            failure_reasons=dict(statistics.failure_reasons),
+            stopped_by=taken.steering.stopped_by,
+        )
+
+    def progress(self, seconds: float) -> RunProgress:
+        loop = self.running
+        statistics = loop.statistics
+        return RunProgress(
+            topology=self.topology.id,
+            committed_txid=loop.coordinator.current - 1,
+            active=loop.open_batches(),
+            batches=statistics.batches,
+            records=statistics.records,
+            failed_attempts=statistics.failed_attempts,
+            seconds=seconds,
+            waiting_for=loop.waiting_for,
+            lag_records=self._lag_records(loop),
+        )
+
+    def _lag_records(self, loop: EventLoop) -> int | None:
+        """The number of records between what is committed and the goal, if it is known."""
+        goal = loop.log_end.targets
+        if goal is not None:
+            # KeyError: the loop's thread has just dropped that batch. The previous figure will do.
+            with contextlib.suppress(KeyError):
+                self._lag = loop.spout.lag_records(loop.coordinator.committed_metas().positions(), goal)
+        return self._lag
+
+    def how_far(self) -> str:
+        if self.loop is None:
+            return "before its first batch"
+        statistics, last = self.loop.statistics, self.loop.coordinator.current - 1
+        committed = statistics.first_txid is not None
+        far = f"after txid {last}" if committed else "before it committed a batch"
+        reasons = "; ".join(shown_reasons(statistics.failure_reasons)[:_SHOWN_REASONS])
+        failed = (
+            f"; {counted(statistics.failed_attempts, 'attempt')} had failed: {reasons}" if reasons else ""
+        )
+        return f"at once, {far}; the next run recovers what is open{failed}"
+
+    @property
+    def timings(self) -> list[BatchTiming]:
+        return [] if self.loop is None else list(self.loop.statistics.timings)
+
+    @property
+    def story(self) -> Sequence[str]:
+        return () if self.loop is None else self.loop.coordinator.story.lines()
+
+
+def _processed(
+    runner: BatchRunner, committer: Committer, attempt: TransactionAttempt, metas: BatchMetas[Any]
+) -> None:
+    """Process a batch up to what its commit would write, and drop what came of it."""
+    result = runner.run(attempt, metas)
+    try:
+        committer.check(committer.prepare(result))
+    finally:
+        runner.release(result)
