@@ -22,12 +22,12 @@ from txstream.cli.context import Cli
 from txstream.cli.main import main
 from txstream.cli.progress import describe, shown_progress
 from txstream.cli.run import OWNER_VARIABLE, _Signals, _tell, _wait, summary
-from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.report import RunProgress, RunReport, Statistics
 from txstream.engine.run import start
 from txstream.engine.spark.log import prune_logs
 from txstream.settings import Settings
 from txstream.transaction import Txid
+from txstream.waiting import RunAbortedError
 
 REPORT = RunReport(
     topology="words",

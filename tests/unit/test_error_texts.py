@@ -28,7 +28,6 @@ from txstream.bolts.sql import SqlStateBolt
 from txstream.cli.context import Cli
 from txstream.cli.logs import LibraryLog
 from txstream.engine.batch.executor_failures import Failure, describe
-from txstream.engine.loop.outages import Waiting
 from txstream.engine.loop.retry_policy import TxidFailures, reason_of
 from txstream.failing_batch import FailingBatch
 from txstream.spouts.failure_markers import Fail
@@ -36,6 +35,7 @@ from txstream.spouts.memory import MemorySpout
 from txstream.state import open_database
 from txstream.testing import TopologyTest
 from txstream.transaction import AttemptId, Epoch, Txid
+from txstream.waiting import Waiting
 from txstream.wording import storable
 from txstream.zookeeper.failing_note import decode_failing, decode_waiting, encode_failing, encode_waiting
 

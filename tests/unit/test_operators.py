@@ -18,9 +18,9 @@ from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.loop.operator_requests import ASSIGNMENT_SECONDS
-from txstream.engine.loop.outages import RunAbortedError
 from txstream.placement import Assignment
 from txstream.transaction import Epoch, TransactionAttempt
+from txstream.waiting import RunAbortedError, WaitStoppedError
 from txstream.zookeeper import (
     ROOT,
     Answer,
@@ -28,7 +28,6 @@ from txstream.zookeeper import (
     OperatorRequests,
     Paths,
     Requests,
-    WaitStoppedError,
     read_assignment,
 )
 

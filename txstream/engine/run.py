@@ -17,7 +17,6 @@ from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.fault_points import PointListener, nobody_listens
 from txstream.engine.loop.event_loop import EventLoop
-from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.loop.planning import GATHER_SECONDS
 from txstream.engine.loop.retry_policy import WARM_UP_SECONDS
 from txstream.engine.report import RunProgress, RunReport, shown_reasons
@@ -27,8 +26,8 @@ from txstream.engine.start.run_services import RunServices
 from txstream.engine.tracked.driver import TrackedDriver
 from txstream.notebook import html_table
 from txstream.settings import Settings
+from txstream.waiting import RunAbortedError, WaitStoppedError
 from txstream.wording import counted
-from txstream.zookeeper import WaitStoppedError
 from txstream.zookeeper.paths import with_remedy
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from txstream.zookeeper.identity import FORMAT, Identity
 from txstream.zookeeper.leadership import Leadership
 from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 from txstream.zookeeper.paths import ROOT, Paths
-from txstream.zookeeper.patience import WaitStoppedError
 from txstream.zookeeper.placement_note import read_assignment
 from txstream.zookeeper.progress_contract import Progress, ProgressStore
 from txstream.zookeeper.request_queue import OperatorRequests
@@ -34,7 +33,6 @@ __all__ = [
     "Request",
     "Requests",
     "StoredBatch",
-    "WaitStoppedError",
     "ZooKeeper",
     "ZooKeeperProgress",
     "read_assignment",

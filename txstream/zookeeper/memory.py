@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from txstream.batch_metas import MetaCodec
+from txstream.waiting import WaitStoppedError
 from txstream.zookeeper.fenced_tree import Hook
 from txstream.zookeeper.paths import ROOT, Paths
-from txstream.zookeeper.patience import WaitStoppedError
 from txstream.zookeeper.progress import TreeProgress
 from txstream.zookeeper.tree import (
     Check,

@@ -17,12 +17,12 @@ from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.batch.task_tree import TellsTasks
 from txstream.engine.loop.open_batches import Batches
 from txstream.engine.loop.operator_changes import Steering
-from txstream.engine.loop.outages import Waiting
 from txstream.engine.loop.workers import Lane
 from txstream.failing_batch import FailingBatch, Wait
 from txstream.placement import Assignment
 from txstream.story import LONGEST_STORY
 from txstream.transaction import Txid
+from txstream.waiting import Waiting
 from txstream.zookeeper import Kind, ProgressStore, Request, Requests
 
 log = logging.getLogger(__name__)

@@ -29,13 +29,13 @@ from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.failing_record import name_record
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
-from txstream.engine.loop.outages import Waiting
 from txstream.engine.loop.workers import Workers
 from txstream.engine.report import RunReport
 from txstream.engine.start.identity import check_identity
 from txstream.engine.start.takeover import Takeover, take_up
 from txstream.state import FenceLockedError
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.waiting import Waiting
 from txstream.zookeeper import ProgressStore, Requests
 
 RunnerFactory = Callable[[ExecutionPlan], BatchRunner]

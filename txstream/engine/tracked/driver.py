@@ -26,8 +26,6 @@ from txstream.api.tracked_builder import TrackedTopology
 from txstream.batch_metas import MetaCodec
 from txstream.engine.batch.execution_plan import compile_topology
 from txstream.engine.batch.runner_contract import BatchResult, FedRunner
-from txstream.engine.loop.outages import RunAbortedError
-from txstream.engine.loop.retry_policy import BACKOFF_FIRST_SECONDS, BACKOFF_LONGEST_SECONDS
 from txstream.engine.loop.workers import Lane
 from txstream.engine.report import RunProgress, TreeCounts
 from txstream.engine.start.run_services import RunServices
@@ -35,6 +33,7 @@ from txstream.engine.tracked.loop import Cut, TrackedLoop
 from txstream.engine.tracked.report import Meter, TrackedReport, report_of
 from txstream.semantics import Semantics
 from txstream.transaction import Epoch
+from txstream.waiting import BACKOFF, RunAbortedError
 from txstream.zookeeper import Identity, Kind, ProgressStore, Request, Requests
 
 log = logging.getLogger(__name__)
@@ -301,8 +300,7 @@ class TrackedDriver:
         loop = self.loop
         assert loop is not None
         loop.broke(cut, error)
-        longest = min(BACKOFF_FIRST_SECONDS * 2 ** min(loop.failures_in_a_row, 10), BACKOFF_LONGEST_SECONDS)
-        self._not_before = time.monotonic() + longest
+        self._not_before = time.monotonic() + BACKOFF.after(loop.failures_in_a_row)
 
     # --- the end ------------------------------------------------------------------------------------
 
