@@ -21,7 +21,7 @@ from txstream.engine.tracked.driver import TrackedDriver, _NoMeta
 from txstream.engine.tracked.report import TrackedReport
 from txstream.testing import InProcessRunner
 from txstream.transaction import Epoch
-from txstream.zookeeper import ROOT, Kind, MemoryProgress, MemoryTree, Paths
+from txstream.zookeeper import ROOT, TREES, Kind, MemoryProgress, MemoryTree, Paths
 from txstream.zookeeper.request_queue import OperatorRequests
 
 ID = "words"
@@ -130,10 +130,10 @@ def test_a_spout_that_waits_has_not_caught_up(tree: MemoryTree) -> None:
     assert describe(run.driver.progress(0)).startswith("2 tuples, 0 trees open, 2 acked, 0 failed")
     assert told in describe(run.driver.progress(0))
     run.driver._note_at = 0.0
-    wait_until(lambda: told in str((run.services.store().read_trees() or {})["waits"]), "the note", 10)
+    wait_until(lambda: told in str((run.services.store().notes.get(TREES) or {})["waits"]), "the note", 10)
     run.spout.waits = None
     assert run.end().caught_up
-    assert (run.services.store().read_trees() or {})["waits"] is None
+    assert (run.services.store().notes.get(TREES) or {})["waits"] is None
 
 
 def test_what_a_spout_waits_for_is_text(tree: MemoryTree) -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def show_tasks(cli: Cli, settings: Settings, topology_id: str) -> int:
     """Print the stored assignment of tasks. Raises UnknownTopologyError, CorruptStateError."""
     with open_zookeeper(settings) as zookeeper:
-        from txstream.zookeeper import Paths, read_assignment
+        from txstream.batch_metas import MetaCodec
+        from txstream.zookeeper import ASSIGNMENT, Paths
         from txstream.zookeeper.paths import with_remedy
 
         if topology_id not in zookeeper.topologies():
@@ -28,7 +29,7 @@ def show_tasks(cli: Cli, settings: Settings, topology_id: str) -> int:
         if is_tracked(zookeeper, topology_id):
             raise tracks_tuples(topology_id)
         try:
-            assignment = read_assignment(zookeeper.tree(), Paths(zookeeper.root, topology_id))
+            assignment = zookeeper.progress(topology_id, MetaCodec(Paths)).notes.get(ASSIGNMENT)
         except CorruptStateError as error:
             raise with_remedy(error, topology_id) from error
         leader = zookeeper.leader(topology_id)

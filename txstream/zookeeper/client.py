@@ -37,7 +37,7 @@ from txstream.zookeeper.fenced_tree import Hook
 from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.kazoo_tree import REFUSALS, KazooTree, Send
 from txstream.zookeeper.paths import ROOT, Paths
-from txstream.zookeeper.progress import TreeProgress
+from txstream.zookeeper.progress import ProgressStore
 from txstream.zookeeper.request_queue import OperatorRequests
 from txstream.zookeeper.tree import LostAnswerError
 
@@ -158,9 +158,9 @@ class ZooKeeper:
         """Return the identity stored under this id; None if there is none. Raises CorruptStateError."""
         return self.progress(topology_id, MetaCodec(Paths)).read_identity()
 
-    def progress(self, topology_id: str, codec: MetaCodec[Any]) -> TreeProgress:
+    def progress(self, topology_id: str, codec: MetaCodec[Any]) -> ProgressStore:
         """Return the store of a topology's progress, with a command's patience."""
-        return TreeProgress(self.tree(), Paths(self.root, topology_id), codec)
+        return ProgressStore(self.tree(), Paths(self.root, topology_id), codec)
 
     def requests(self, topology_id: str) -> OperatorRequests:
         """Return the requests of a topology's operators, to read or to add to."""
@@ -255,8 +255,8 @@ class ZooKeeper:
             self.sessions_lost += 1
 
 
-class ZooKeeperProgress(TreeProgress):
-    """The `ProgressStore` of one topology in ZooKeeper.
+class ZooKeeperProgress(ProgressStore):
+    """The progress of one topology in ZooKeeper.
 
     While ZooKeeper is away every call waits, tells `waiting` once ("waiting for ZooKeeper at ... since
     12:00:05") and ends when `should_stop` returns True (WaitStoppedError). Commands set `deadline_seconds`,

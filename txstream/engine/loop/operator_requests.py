@@ -23,7 +23,7 @@ from txstream.placement import Assignment
 from txstream.story import LONGEST_STORY
 from txstream.transaction import Txid
 from txstream.waiting import Waiting
-from txstream.zookeeper import Kind, ProgressStore, Request, Requests
+from txstream.zookeeper import ASSIGNMENT, FAILING, WAITING, Kind, ProgressStore, Request, Requests
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Operators:
 
     def failed(self, batch: FailingBatch) -> None:
         """Store an attempt's failure. Each is stored: they are few, since attempts wait ever longer."""
-        self._write(lambda: self._store.write_failing(batch))
+        self._write(lambda: self._store.notes.put(FAILING, batch))
 
     def finish(self) -> None:
         """Answer the waiting requests, store where the last tasks ran, then set `has_finished`. Called when
@@ -118,7 +118,7 @@ class Operators:
         waits = self._waiting.waits
         if waits != self._told_waits:
             self._told_waits = waits
-            self._store.write_waiting(waits)
+            self._store.notes.put(WAITING, waits)
 
     # --- requests -------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class Operators:
         self._written = assignment
         self._pauses = True
         self._batches.workers.after(ASSIGNMENT_SECONDS, self._pause_is_over)
-        self._write(lambda: self._store.write_assignment(assignment))
+        self._write(lambda: self._store.notes.put(ASSIGNMENT, assignment))
 
     def _pause_is_over(self) -> None:
         self._pauses = False
@@ -226,4 +226,4 @@ class Operators:
 
     def _write_last(self) -> None:
         if self._newest is not None and self._newest is not self._written:
-            self._store.write_assignment(self._newest)
+            self._store.notes.put(ASSIGNMENT, self._newest)

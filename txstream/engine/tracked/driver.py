@@ -34,7 +34,7 @@ from txstream.engine.tracked.report import Meter, TrackedReport, report_of
 from txstream.semantics import Semantics
 from txstream.transaction import Epoch
 from txstream.waiting import BACKOFF, RunAbortedError
-from txstream.zookeeper import Identity, Kind, ProgressStore, Request, Requests
+from txstream.zookeeper import TREES, Identity, Kind, ProgressStore, Request, Requests
 
 log = logging.getLogger(__name__)
 
@@ -369,7 +369,9 @@ class TrackedDriver:
             self._note_is_under_way = False
             self._not_read(error)
 
-        self._services.workers.submit(Lane.WRITE, lambda: self._store.write_trees(document), written, failed)
+        self._services.workers.submit(
+            Lane.WRITE, lambda: self._store.notes.put(TREES, document), written, failed
+        )
 
     def _write_last_note(self) -> None:
         """As `_write_note`, but wait for the write: at the end, queued work is dropped."""
@@ -378,7 +380,7 @@ class TrackedDriver:
 
         def work() -> None:
             try:
-                self._store.write_trees(document)
+                self._store.notes.put(TREES, document)
             finally:
                 written.set()
 
