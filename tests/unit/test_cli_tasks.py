@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.memory_zookeeper import MemoryZooKeeper
 
-from txstream.cli import status as status_module, tasks as tasks_module
+from txstream.cli import status as status_module
 from txstream.cli.main import main
 from txstream.inspect.records import TopologySummary
 from txstream.placement import Assignment, TaskPlace
@@ -39,7 +39,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def zookeeper(monkeypatch: pytest.MonkeyPatch) -> MemoryZooKeeper:
     zookeeper = MemoryZooKeeper()
-    monkeypatch.setattr(tasks_module, "open_zookeeper", zookeeper.opened)
+    monkeypatch.setattr(status_module, "open_zookeeper", zookeeper.opened)
     return zookeeper
 
 

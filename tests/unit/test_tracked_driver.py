@@ -14,7 +14,7 @@ from support.tracked import Lines, words
 from txstream.api.errors import BoltError
 from txstream.api.spouts import SpoutContext
 from txstream.batch_metas import MetaCodec
-from txstream.cli.progress import describe
+from txstream.cli.run import describe
 from txstream.engine.loop.workers import ThreadWorkers
 from txstream.engine.tracked import driver as module
 from txstream.engine.tracked.driver import TrackedDriver, _NoMeta

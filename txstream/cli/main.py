@@ -27,7 +27,6 @@ from txstream.cli import (
     repair,
     replay,
     run,
-    services,
     simulate,
     topic,
 )
@@ -71,7 +70,7 @@ def _root(
 demo.register(app)
 compare.register(app)
 simulate.register(app)
-services.register(app)
+administration.register_services(app)
 topic.register(app)
 run.register(app)
 describe.register(app)
