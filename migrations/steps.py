@@ -1,7 +1,7 @@
 """The steps of the scripts. An interrupted upgrade can be resumed where each step is committed by itself.
 
 MySQL and MariaDB work like that: after a crash between two steps, the first one remains done. A run that
-resumes the upgrade skips the steps that are done; no other run does (`txstream.state.sql.framework_revisions`
+resumes the upgrade skips the steps that are done; no other run does (`txstream.state.sql.framework_tables`
 decides which it is). Elsewhere a script is done wholly or not at all.
 """
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 import kafka.errors as kafka_errors
 
 from txstream.api.errors import ServiceUnavailableError
+from txstream.backoff import Backoff
 from txstream.spouts.kafka_client import KafkaClient
 from txstream.spouts.kafka_protocol import NO_NODE, TopicInfo, reason_of
 from txstream.spouts.kafka_topic_selection import TopicSelection
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 CONFIRM_SECONDS = 0.5
 _ANSWER_SECONDS = 2.0
 _BETWEEN_LOOKS_SECONDS = 0.05
-_FIRST_BACKOFF_SECONDS, _LAST_BACKOFF_SECONDS = 0.1, 2.0
+_BACKOFF = Backoff(first_seconds=0.1, longest_seconds=2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class ClusterView:
 class _Probe:
     reason: str
     due: float
-    backoff_seconds: float = _FIRST_BACKOFF_SECONDS
+    failures: int = 1
 
 
 class ClusterWatch:
@@ -102,7 +103,7 @@ class ClusterWatch:
         """Leave a broker out, as it did not answer a planner, until it answers a probe."""
         with self._changed:
             if node not in self._probes:
-                self._probes[node] = _Probe(reason, time.monotonic() + _FIRST_BACKOFF_SECONDS)
+                self._probes[node] = _Probe(reason, time.monotonic() + _BACKOFF.after(1))
                 self._view = replace(self._view, down=self._down())
             self._look_wanted = True
             self._changed.notify_all()
@@ -216,8 +217,8 @@ class ClusterWatch:
                     del self._probes[node]
                 else:
                     probe = self._probes[node]
-                    probe.backoff_seconds = min(2 * probe.backoff_seconds, _LAST_BACKOFF_SECONDS)
-                    probe.due = time.monotonic() + probe.backoff_seconds
+                    probe.failures += 1
+                    probe.due = time.monotonic() + _BACKOFF.after(probe.failures)
                 self._view = replace(self._view, down=self._down())
                 self._changed.notify_all()
 

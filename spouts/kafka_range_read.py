@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any, NamedTuple
 
+from txstream.backoff import Backoff
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.kafka_protocol import Partition
 from txstream.spouts.kafka_record_blocks import RecordColumns
+
+_BACKOFF = Backoff(first_seconds=0.05, longest_seconds=0.5)
 
 
 class RangeRead:
@@ -41,10 +44,10 @@ class RangeRead:
         return columns
 
     def put_off(self, reason: str) -> None:
-        """Try again after a pause, which grows up to half a second."""
+        """Try again after a pause, which grows with every failure."""
         self.reason = reason
-        self.not_before = time.monotonic() + min(0.5, 0.05 * 2 ** min(self.failures, 5))
         self.failures += 1
+        self.not_before = time.monotonic() + _BACKOFF.after(self.failures)
 
     def advance(self, position: int) -> None:
         self.position = self.ahead = position

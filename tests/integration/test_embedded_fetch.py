@@ -16,8 +16,8 @@ from txstream.api.errors import ServiceUnavailableError
 from txstream.embedded import EmbeddedKafka
 from txstream.embedded.jars import Jar, JarLock, kafka_classpath, read_lock
 from txstream.embedded.java import LOGGING_JARS, spark_jars
+from txstream.embedded.kafka import cluster_view
 from txstream.embedded.ports import HOST, free_port
-from txstream.embedded.wire import cluster_view
 
 FETCH = (
     "import sys; from pathlib import Path; from txstream.embedded.jars import kafka_classpath; "

@@ -18,9 +18,9 @@ from kazoo.client import KazooClient
 
 from txstream.api.errors import ServiceUnavailableError
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, process
+from txstream.embedded.kafka import cluster_view
 from txstream.embedded.ports import HOST, is_free
 from txstream.embedded.process import wait_until
-from txstream.embedded.wire import cluster_view
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from rich.console import Console
 
 from txstream.api.errors import ServiceUnavailableError
 from txstream.embedded import Services, down, embedded, process, running, up
+from txstream.embedded.kafka import cluster_view
 from txstream.embedded.ports import HOST, is_free
 from txstream.embedded.process import wait_until
-from txstream.embedded.wire import cluster_view
 from txstream.embedded.zookeeper import four_letter_word
 
 UP = "import sys; from pathlib import Path; from txstream.embedded import up; up(Path(sys.argv[1]))"

@@ -15,7 +15,7 @@ from support.tables import execute
 
 from txstream.api.errors import ServiceUnavailableError, StateValueError
 from txstream.state import AnswerLostError, open_sql_database
-from txstream.state.sql import postgresql_statements, sessions
+from txstream.state.sql import postgresql, sessions
 from txstream.transaction import attempt_id
 
 
@@ -88,7 +88,7 @@ class TestStatements:
 
     def test_large_values_go_in_several(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         """The server takes no array of a gigabyte, and would call the data damaged."""
-        monkeypatch.setattr(postgresql_statements, "_STATEMENT_BYTES", 1000)
+        monkeypatch.setattr(postgresql, "_STATEMENT_BYTES", 1000)
         deltas = {f"{number} {'x' * number}": number for number in range(100)}
         statements: list[str] = []
         sa.event.listen(

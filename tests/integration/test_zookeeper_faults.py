@@ -25,7 +25,8 @@ from txstream.embedded.process import wait_until
 from txstream.embedded.zookeeper import EmbeddedZooKeeper
 from txstream.semantics import Semantics
 from txstream.transaction import Epoch, Txid, attempt_id
-from txstream.zookeeper import Identity, Leadership, WaitStoppedError, ZooKeeper, ZooKeeperProgress
+from txstream.waiting import WaitStoppedError
+from txstream.zookeeper import Identity, Leadership, ZooKeeper, ZooKeeperProgress
 
 SHORT_SECONDS = 1.5
 """For sessions that must end, or whose end a test waits for."""

@@ -12,7 +12,7 @@ import pytest
 
 from support.states import Rig
 from txstream.state import open_sql_database
-from txstream.state.sql.adapter import SqlTransaction
+from txstream.state.sql.database import SqlTransaction
 
 PATIENCE_SECONDS = 30
 

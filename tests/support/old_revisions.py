@@ -10,7 +10,7 @@ from alembic.migration import MigrationContext
 
 from support.states import Rig
 from txstream.state import StateDatabase
-from txstream.state.sql import framework_revisions as revisions, framework_tables as framework
+from txstream.state.sql import framework_tables as framework, framework_tables as revisions
 
 OLDER = framework.REVISIONS[:-1]
 

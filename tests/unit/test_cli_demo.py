@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from txstream.cli import demo_driver
+from txstream.cli import demo_services
 from txstream.cli.context import Cli
 from txstream.cli.demo import Demo, Result, _tell, differences, throughput
 from txstream.cli.demo_text import VOCABULARY, count_words, make_text, vocabulary
@@ -147,5 +147,5 @@ def test_an_interrupted_demo_says_so_though_its_driver_had_to_be_killed(
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", Stuck)
     with pytest.raises(KeyboardInterrupt):
-        demo_driver.run_driver([], {})
+        demo_services.run_driver([], {})
     assert Stuck.killed

@@ -20,9 +20,7 @@ import txstream.engine.run
 from txstream.api.errors import ServiceUnavailableError, TxstreamError
 from txstream.cli.context import Cli
 from txstream.cli.main import main
-from txstream.cli.progress import describe, shown_progress
-from txstream.cli.run import OWNER_VARIABLE, _Signals, _tell, _wait, summary
-from txstream.engine.loop.outages import RunAbortedError
+from txstream.cli.run import OWNER_VARIABLE, _Signals, _tell, _wait, describe, shown_progress, summary
 from txstream.engine.run import start
 from txstream.engine.spark.log import prune_logs
 from txstream.engine.start.batch_tier import BatchTier
@@ -30,6 +28,7 @@ from txstream.report import RunProgress, RunReport, Statistics
 from txstream.settings import Settings
 from txstream.story import Story
 from txstream.transaction import Txid
+from txstream.waiting import RunAbortedError
 
 REPORT = RunReport(
     topology="words",

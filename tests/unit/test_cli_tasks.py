@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from support.memory_zookeeper import MemoryZooKeeper
 
-from txstream.cli import status as status_module, tasks as tasks_module
+from txstream.cli import status as status_module
 from txstream.cli.main import main
 from txstream.inspect.records import TopologySummary
 from txstream.placement import Assignment, TaskPlace
 from txstream.semantics import Semantics
 from txstream.transaction import Txid, attempt_id
+from txstream.zookeeper import ASSIGNMENT
 
 STATUS = ["status", "words", "--tasks", "--zookeeper", "127.0.0.1:1"]
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -38,7 +39,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def zookeeper(monkeypatch: pytest.MonkeyPatch) -> MemoryZooKeeper:
     zookeeper = MemoryZooKeeper()
-    monkeypatch.setattr(tasks_module, "open_zookeeper", zookeeper.opened)
+    monkeypatch.setattr(status_module, "open_zookeeper", zookeeper.opened)
     return zookeeper
 
 
@@ -82,7 +83,7 @@ def test_tasks_are_shown_by_component_and_number(
     zookeeper: MemoryZooKeeper, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = zookeeper.run_topology("words")
-    store.write_assignment(Assignment(Txid(4), attempt_id(2, 7), NOON, PLACES))
+    store.notes.put(ASSIGNMENT, Assignment(Txid(4), attempt_id(2, 7), NOON, PLACES))
     assert main(STATUS) == 0
     out, err = capsys.readouterr()
     first, *lines = out.splitlines()
@@ -99,7 +100,7 @@ def test_tasks_are_shown_by_component_and_number(
 
 def test_json_has_the_numbers(zookeeper: MemoryZooKeeper, capsys: pytest.CaptureFixture[str]) -> None:
     store = zookeeper.run_topology("words", driver=False)
-    store.write_assignment(Assignment(Txid(4), attempt_id(2, 7), NOON, PLACES))
+    store.notes.put(ASSIGNMENT, Assignment(Txid(4), attempt_id(2, 7), NOON, PLACES))
     assert main([*STATUS, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["topology"], document["leader"]) == ("words", None)
@@ -132,7 +133,7 @@ def test_what_was_left_out_and_a_topology_at_rest_are_told(
     zookeeper: MemoryZooKeeper, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = zookeeper.run_topology("words", driver=False)
-    store.write_assignment(Assignment(Txid(4), attempt_id(2, 7), NOON, PLACES, left_out=1200))
+    store.notes.put(ASSIGNMENT, Assignment(Txid(4), attempt_id(2, 7), NOON, PLACES, left_out=1200))
     assert main(STATUS) == 0
     err = capsys.readouterr().err
     assert "1,200 more tasks" in err

@@ -20,6 +20,7 @@ from rich.console import Console
 from txstream.api.errors import CorruptStateError, ServiceUnavailableError, UsageError
 from txstream.embedded import EmbeddedKafka, down, process, running, up
 from txstream.embedded.files import java_properties, locked, try_lock, write_atomically
+from txstream.embedded.kafka import cluster_view
 from txstream.embedded.kafka_storage import (
     cluster_id_of,
     format_storage,
@@ -28,8 +29,7 @@ from txstream.embedded.kafka_storage import (
 )
 from txstream.embedded.ports import HOST, free_port, is_free, require_free
 from txstream.embedded.process import ProcessIdentity, ServerProcess, meaningful_line, wait_until
-from txstream.embedded.service_state import ServerRecord, ServicesState, read_state, write_state
-from txstream.embedded.wire import cluster_view
+from txstream.embedded.services import ServerRecord, ServicesState, read_state, write_state
 from txstream.settings import Settings
 
 

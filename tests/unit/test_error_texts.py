@@ -28,7 +28,6 @@ from txstream.bolts.sql import SqlStateBolt
 from txstream.cli.context import Cli
 from txstream.cli.logs import LibraryLog
 from txstream.engine.batch.executor_failures import Failure, describe
-from txstream.engine.loop.outages import Waiting
 from txstream.engine.loop.retry_policy import TxidFailures, reason_of
 from txstream.failing_batch import FailingBatch
 from txstream.spouts.failure_markers import Fail
@@ -36,8 +35,9 @@ from txstream.spouts.memory import MemorySpout
 from txstream.state import open_database
 from txstream.testing import TopologyTest
 from txstream.transaction import AttemptId, Epoch, Txid
+from txstream.waiting import Waiting
 from txstream.wording import storable
-from txstream.zookeeper.failing_note import decode_failing, decode_waiting, encode_failing, encode_waiting
+from txstream.zookeeper import FAILING, WAITING
 
 HALF = "a\udc80b\0c"
 LONG = f"begins {'x' * 3_000_000} ends"
@@ -137,14 +137,14 @@ def test_what_zookeeper_is_told_is_storable(text: str) -> None:
     failures.add(ValueError(text))
     failures.add(BatchFailedError(text))
     noted = FailingBatch(Txid(1), AttemptId(1), datetime.now(UTC), {**failures.reasons, text[:99]: 1})
-    data = encode_failing(noted)
+    data = FAILING.encode(noted, Epoch(1)) or b""
     assert len(data) < 5_000
-    assert decode_failing(data, "failing").reasons == noted.reasons
+    assert FAILING.decode(data, "failing")[1].reasons == noted.reasons
     waiting = Waiting(lambda _: True)
     waiting.begin("source", "the source", ValueError(text))
-    data = encode_waiting(Epoch(1), waiting.waits)
+    data = WAITING.encode(waiting.waits, Epoch(1)) or b""
     assert len(data) < 5_000
-    assert decode_waiting(data, "waiting") == (1, waiting.waits)
+    assert WAITING.decode(data, "waiting") == (1, waiting.waits)
     assert len(reason_of(ValueError(text))) < 2_000
 
 

@@ -27,7 +27,7 @@ from txstream.inspect.source_now import SourceNow
 from txstream.settings import Settings
 from txstream.state import StateDatabase
 from txstream.transaction import Txid, attempt_id
-from txstream.zookeeper import ROOT, Paths
+from txstream.zookeeper import FAILING, ROOT, WAITING, Paths
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 TXIDS = 9
@@ -235,7 +235,7 @@ def test_a_batch_that_fails_is_shown_before_any_ledger_has_it(
     assert "failing" not in told("status", "words")
     assert json.loads(told("status", "words", "--json"))["failing"] is None
     reasons = {"the service is away": 1, "database or disk is full": 7}
-    store.write_failing(FailingBatch(Txid(10), attempt_id(2, 9), NOON, reasons))
+    store.notes.put(FAILING, FailingBatch(Txid(10), attempt_id(2, 9), NOON, reasons))
     when = f"{NOON.astimezone():%Y-%m-%d %H:%M:%S}"
     text = f"txid 10: 8 attempts failed, the last one (2.9) at {when}: 7 x database or disk is full; 1 x the "
     for command in (["status", "words"], ["batches", "words", "--failed"], ["show", "words", "10"]):
@@ -255,7 +255,7 @@ def test_a_batch_that_fails_is_shown_before_any_ledger_has_it(
     for txid in (1, 2):
         metas: BatchMetas[Any] = BatchMetas()
         store.advance(Txid(txid), attempt_id(1, txid), metas)
-    store.write_failing(FailingBatch(Txid(2), attempt_id(2, 9), NOON, reasons))
+    store.notes.put(FAILING, FailingBatch(Txid(2), attempt_id(2, 9), NOON, reasons))
     assert "failing" not in told("status", "words"), "it is committed"
 
 
@@ -354,7 +354,9 @@ def test_status_says_what_the_leader_waits_for(
         assert main(["status", "words", "--database", rig.url, "--zookeeper", "127.0.0.1:1", *more]) == 0
         return capsys.readouterr().out
 
-    store.write_waiting([Wait("partition lines/3", NOON, "txid 2 must hold the same tuples", "no broker")])
+    store.notes.put(
+        WAITING, [Wait("partition lines/3", NOON, "txid 2 must hold the same tuples", "no broker")]
+    )
     assert json.loads(told("--json"))["waiting"] == [], "nobody runs it"
     monkeypatch.setattr(MemoryZooKeeper, "leader", lambda *_: "host:1")
     since = f"{NOON.astimezone():%H:%M:%S}"
@@ -368,5 +370,5 @@ def test_status_says_what_the_leader_waits_for(
             "reason": "no broker",
         }
     ]
-    store.write_waiting([])
+    store.notes.put(WAITING, [])
     assert "waiting" not in told()

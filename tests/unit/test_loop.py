@@ -25,6 +25,7 @@ from txstream.engine.fault_points import Point
 from txstream.engine.loop.workers import Lane
 from txstream.testing.clock import ManualClock
 from txstream.transaction import TransactionAttempt, Txid
+from txstream.zookeeper import FAILING
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 
@@ -275,7 +276,7 @@ def test_a_reason_for_failing_is_told_at_once_and_not_each_time(
     assert "10th time" in told[-1]
     full, away = (f"component 'lines': {why}" for why in ("it is full", "the service is away"))
     assert run.loop.statistics.failure_reasons == {full: 1, away: 11}
-    failing = run.store.read_failing()
+    failing = run.store.notes.get(FAILING)
     assert failing is not None
     assert (failing.txid, failing.attempt, failing.failed_attempts) == (
         1,

@@ -26,11 +26,11 @@ from txstream.api.errors import (
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout, Unavailable
 from txstream.embedded.process import wait_until
 from txstream.engine.fault_points import WRITE_POINTS, Point
-from txstream.engine.loop.outages import RunAbortedError
-from txstream.engine.loop.retry_policy import BACKOFF_LONGEST_SECONDS, TxidFailures, Verdict, judge
+from txstream.engine.loop.retry_policy import TxidFailures, Verdict, judge
 from txstream.engine.start.run_services import RunServices
 from txstream.settings import Settings
 from txstream.transaction import Epoch, TransactionAttempt, Txid
+from txstream.waiting import BACKOFF, RunAbortedError
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 
@@ -517,5 +517,5 @@ def test_attempts_wait_longer_and_longer_up_to_a_bound() -> None:
         delays.append(failures.delay_seconds)
     assert delays[:4] == [0.0, 0.05, 0.1, 0.2]
     assert delays == sorted(delays)
-    assert delays[-1] == BACKOFF_LONGEST_SECONDS
+    assert delays[-1] == BACKOFF.longest_seconds
     assert (failures.attempts, failures.bugs) == (2000, 0)

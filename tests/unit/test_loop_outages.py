@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -18,13 +18,13 @@ from txstream.api.errors import (
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout, Unavailable
 from txstream.embedded.process import wait_until
 from txstream.engine.fault_points import Point
-from txstream.engine.loop.outages import RunAbortedError
 from txstream.failing_batch import Wait
 from txstream.state import AnswerLostError, Commit
 from txstream.state.store.memory import MemoryBackend
 from txstream.testing import ManualClock
 from txstream.transaction import TransactionAttempt, Txid
-from txstream.zookeeper import LostAnswerError
+from txstream.waiting import RunAbortedError
+from txstream.zookeeper import WAITING, LostAnswerError
 from txstream.zookeeper.paths import ROOT
 
 HOLDS_THE_SAME = "txid 1 must hold the same tuples"
@@ -65,11 +65,11 @@ def test_waiting_for_a_partition_of_a_stored_plan_is_visible_and_no_attempt_of_i
         assert wait_until(is_asked_again, DEADLINE_SECONDS)
 
     shown: list[str | None] = []
-    stored: list[tuple[Wait, ...]] = []
+    stored: list[Sequence[Wait]] = []
     unreadable = run.spout.unreadable
 
     def watched(metas: Mapping[str, Any]) -> Any:
-        stored.append(run.store.read_waiting())
+        stored.append(run.store.notes.get(WAITING) or ())
         shown.append(run.loop.waiting_for)
         return unreadable(metas)
 
@@ -90,7 +90,7 @@ def test_waiting_for_a_partition_of_a_stored_plan_is_visible_and_no_attempt_of_i
     assert run.loop.statistics.failed_attempts == 0
     assert len(run.runner.attempts) == 1
     assert run.loop.statistics.recovered_batches == 1
-    assert run.store.read_waiting() == ()
+    assert run.store.notes.get(WAITING) is None
     assert world.tree.get(f"{ROOT}/{TOPOLOGY}/waiting") is None
 
 
@@ -183,9 +183,9 @@ def test_nothing_is_stored_of_waits_where_there_are_none(log: MemoryLog) -> None
 def test_what_a_former_leader_waited_for_is_not_shown_as_the_present_ones(log: MemoryLog) -> None:
     world = World(log)
     former = Run(world)
-    former.store.write_waiting([Wait("partition b", datetime.now(UTC), "", "it is hidden")])
-    assert former.store.read_waiting()
-    assert Run(world).store.read_waiting() == ()
+    former.store.notes.put(WAITING, [Wait("partition b", datetime.now(UTC), "", "it is hidden")])
+    assert former.store.notes.get(WAITING)
+    assert Run(world).store.notes.get(WAITING) is None
 
 
 @BOTH

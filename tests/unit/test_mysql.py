@@ -18,8 +18,7 @@ from txstream.semantics import Semantics
 from txstream.state import open_sql_database, place_of
 from txstream.state.sql.errors import Kind
 from txstream.state.sql.mysql import MySQLDialect
-from txstream.state.sql.mysql_connect import is_mariadb, refuse_old_server
-from txstream.state.sql.mysql_errors import classify
+from txstream.state.sql.mysql_connect import classify, is_mariadb, refuse_old_server
 from txstream.state.sql.mysql_types import TextKey, key_lengths, refuse_too_long, shown
 from txstream.state.sql.tables import build_table
 from txstream.state.sql.writer import TableWriter

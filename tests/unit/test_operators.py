@@ -15,21 +15,22 @@ from support.loops import DEADLINE_SECONDS, TOPOLOGY, Run, World, wait, words
 import txstream.engine.loop.operator_requests
 from txstream.api.errors import CorruptStateError, FencedError, ServiceUnavailableError
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.batch_metas import MetaCodec
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.loop.operator_requests import ASSIGNMENT_SECONDS
-from txstream.engine.loop.outages import RunAbortedError
 from txstream.placement import Assignment
 from txstream.transaction import Epoch, TransactionAttempt
+from txstream.waiting import RunAbortedError, WaitStoppedError
 from txstream.zookeeper import (
+    ASSIGNMENT,
     ROOT,
     Answer,
     Kind,
+    MemoryProgress,
     OperatorRequests,
     Paths,
     Requests,
-    WaitStoppedError,
-    read_assignment,
 )
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
@@ -117,7 +118,7 @@ def tasks_of_words(result: BatchResult) -> dict[str, int]:
 
 
 def written(world: World) -> Assignment | None:
-    return read_assignment(world.tree, PATHS)
+    return MemoryProgress(world.tree, PATHS.topology_id, MetaCodec(Paths)).notes.get(ASSIGNMENT)
 
 
 # --- slots change between two batches --------------------------------------------------------------------

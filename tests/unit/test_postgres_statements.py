@@ -7,8 +7,7 @@ import sqlalchemy as sa
 from support.states import word_table
 
 from txstream.api.reducers import Last, Max, Min, Reducer
-from txstream.state.sql.postgresql import PostgreSQLDialect
-from txstream.state.sql.postgresql_statements import UnnestUpsert
+from txstream.state.sql.postgresql import PostgreSQLDialect, UnnestUpsert
 from txstream.state.sql.writer import TableWriter
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from txstream.api.errors import ServiceUnavailableError
-from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.start import warm_standby as readiness
 from txstream.engine.start.warm_standby import Readiness
+from txstream.waiting import RunAbortedError
 
 DEADLINE_SECONDS = 60.0
 

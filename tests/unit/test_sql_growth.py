@@ -22,7 +22,7 @@ from txstream.api.reducers import Count, Max, Sum
 from txstream.api.state import SqlState
 from txstream.semantics import Semantics
 from txstream.state import StateDatabase, TableSpec
-from txstream.state.sql import added_columns as growth
+from txstream.state.sql import tables as growth
 from txstream.transaction import Txid, attempt_id
 
 

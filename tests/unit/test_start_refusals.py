@@ -23,13 +23,13 @@ from txstream.api.errors import (
     StateTableError,
 )
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.start import run_services as module
 from txstream.engine.start.run_services import RunServices
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import TopologyTest
 from txstream.testing.services import MemoryServices
+from txstream.waiting import RunAbortedError
 
 
 class Engine:

@@ -26,7 +26,7 @@ import txstream
 from tracked_wheel import packaged_files
 from txstream.api.errors import CorruptStateError, SchemaRevisionError
 from txstream.state import StateDatabase, open_database, open_sql_database
-from txstream.state.sql import framework_revisions as revisions, framework_tables as framework
+from txstream.state.sql import framework_tables as framework, framework_tables as revisions
 from txstream.transaction import attempt_id
 
 IMPORTS = """

@@ -24,7 +24,7 @@ from txstream.api.errors import (
 )
 from txstream.semantics import Semantics
 from txstream.state import AnswerLostError, BatchRecord, FenceLockedError, StateDatabase, open_database
-from txstream.state.sql import sqlite, sqlite_statements
+from txstream.state.sql import sqlite
 from txstream.transaction import attempt_id
 
 
@@ -176,7 +176,7 @@ class TestFile:
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each row then goes alone, and SQLite itself refuses one that still has too many."""
-        monkeypatch.setattr(sqlite_statements, "_MOST_PARAMETERS", 1)
+        monkeypatch.setattr(sqlite, "_MOST_PARAMETERS", 1)
         rig.commit(1, {"a": 1, "b": 2})
         rig.commit(2, {"a": 1})
         assert rig.values() == {"a": 2, "b": 2}

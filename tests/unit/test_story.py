@@ -19,13 +19,13 @@ from txstream.cli import run as run_module
 from txstream.cli.main import main
 from txstream.coordinator import Coordinator, Phase, Plan
 from txstream.engine.loop.event_loop import EventLoop
-from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.run import start
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.examples.word_count import topology as word_count
 from txstream.settings import Settings
 from txstream.story import LONGEST_STORY, Story
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.waiting import RunAbortedError
 
 
 def told(coordinator: Coordinator[Any], txid: int | None = None) -> list[str]:

@@ -15,7 +15,7 @@ from txstream import RichBolt, SpoutCollector, SpoutContext, TopologyBuilder, Tu
 from txstream.api.bolts import Bolt
 from txstream.api.errors import BoltError
 from txstream.api.tracked_builder import TrackedTopology
-from txstream.cli.progress import describe
+from txstream.cli.run import describe
 from txstream.engine.loop.workers import ThreadWorkers
 from txstream.engine.start.driver import Driver
 from txstream.engine.tracked import turns as module
@@ -24,7 +24,7 @@ from txstream.engine.tracked.tier import TrackedTier
 from txstream.report import RunReport
 from txstream.testing import InProcessRunner, TrackedTest
 from txstream.testing.services import MemoryServices
-from txstream.zookeeper import ROOT, Kind, MemoryTree, Paths, ProgressStore
+from txstream.zookeeper import ROOT, TREES, WAITING, Kind, MemoryTree, Paths, ProgressStore
 from txstream.zookeeper.request_queue import OperatorRequests
 
 ID = "words"
@@ -97,7 +97,7 @@ def waits_of(run: Run) -> str:
 
 def noted(run: Run, component: str) -> Counter[str]:
     """Return what `status` shows of a component."""
-    note = run.store.read_trees()
+    note = run.store.notes.get(TREES)
     return Counter() if note is None else Counter(note["components"][component])
 
 
@@ -115,10 +115,10 @@ def test_a_spout_that_waits_has_not_caught_up(tree: MemoryTree) -> None:
     assert run.report is None
     assert describe(run.driver.progress(0)).startswith("2 tuples, 0 trees open, 2 acked, 0 failed")
     assert told in describe(run.driver.progress(0))
-    wait_until(lambda: told in "".join(map(str, run.store.read_waiting())), "the note", 10)
+    wait_until(lambda: any(told in str(wait) for wait in run.store.notes.get(WAITING) or ()), "the note", 10)
     run.spout.waits = None
     assert run.end().caught_up
-    assert run.store.read_waiting() == ()
+    assert not run.store.notes.get(WAITING)
 
 
 def test_what_a_spout_waits_for_is_text(tree: MemoryTree) -> None:
@@ -142,7 +142,7 @@ def test_a_paused_topology_begins_paused_and_has_not_caught_up(tree: MemoryTree,
     assert run.report is None
     assert set(run.spout.calls) == {"open"}
     assert run.driver.progress(0).records == 0
-    (wait,) = run.store.read_waiting()
+    (wait,) = run.store.notes.get(WAITING) or ()
     assert wait.because.startswith("paused by ")
     run.operator.ask(Kind.RESUME, {})
     report = run.end()

@@ -22,9 +22,9 @@ from txstream import (
 )
 from txstream.api.errors import BoltError, TupleError
 from txstream.engine.loop.operator_changes import Steering
-from txstream.engine.loop.outages import Waiting
 from txstream.engine.tracked.turns import Turns
 from txstream.testing import ManualClock, TopologyTest, TrackedTest
+from txstream.waiting import Waiting
 
 
 @pytest.mark.parametrize("split", [Split(), RichSplit()])

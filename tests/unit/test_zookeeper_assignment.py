@@ -18,7 +18,7 @@ from support.zookeeper_backends import Backend, Fault, InMemory, commit, leader_
 from txstream.api.errors import CorruptStateError, FencedError
 from txstream.failing_batch import FailingBatch, Wait
 from txstream.transaction import Txid, attempt_id
-from txstream.zookeeper import LostAnswerError
+from txstream.zookeeper import ASSIGNMENT, FAILING, WAITING, LostAnswerError
 
 PLACE = {"component": "c", "task": 0, "slot": 0, "worker": "1", "host": "h", "seconds": 0.5, "tuples": 3}
 STORED = {"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "left_out": 0, "tasks": [PLACE]}
@@ -34,38 +34,38 @@ def backend(unique: str) -> InMemory:
 class TestShown:
     def test_why_a_batch_fails_is_read_as_it_was_written(self, backend: Backend) -> None:
         store = leader_of(backend)
-        assert store.read_failing() is None
+        assert store.notes.get(FAILING) is None
         batch = FailingBatch(Txid(2), attempt_id(1, 7), NOON, {"database or disk is full": 3, "away": 1})
-        store.write_failing(batch)
-        assert backend.store().read_failing() == batch
+        store.notes.put(FAILING, batch)
+        assert backend.store().notes.get(FAILING) == batch
         leader_of(backend)
         with pytest.raises(FencedError):
-            store.write_failing(replace(batch, txid=Txid(3)))
+            store.notes.put(FAILING, replace(batch, txid=Txid(3)))
         backend.put("failing", b'{"txid": 0, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "reasons": {}}')
         with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/failing: "):
-            store.read_failing()
+            store.notes.get(FAILING)
 
     def test_what_is_waited_for_is_there_while_it_is(self, backend: Backend) -> None:
         store = leader_of(backend)
-        assert store.read_waiting() == ()
-        store.write_waiting(())
+        assert store.notes.get(WAITING) is None
+        store.notes.put(WAITING, ())
         assert backend.get("waiting") is None
         for waits in ([WAIT], [WAIT, replace(WAIT, what="the source", because="")]):
-            store.write_waiting(waits)
-            assert backend.store().read_waiting() == tuple(waits)
-        store.write_waiting(())
+            store.notes.put(WAITING, waits)
+            assert backend.store().notes.get(WAITING) == tuple(waits)
+        store.notes.put(WAITING, ())
         assert backend.get("waiting") is None
-        store.write_waiting([WAIT])
+        store.notes.put(WAITING, [WAIT])
         newer = leader_of(backend)
-        assert newer.read_waiting() == (), "a former leader's wait"
+        assert newer.notes.get(WAITING) is None, "a former leader's wait"
         with pytest.raises(FencedError):
-            store.write_waiting(())
-        newer.write_waiting([WAIT])
-        assert newer.read_waiting() == (WAIT,)
+            store.notes.put(WAITING, ())
+        newer.notes.put(WAITING, [WAIT])
+        assert newer.notes.get(WAITING) == (WAIT,)
         for document in (b"?", b'{"epoch": 2, "waits": [{}]}', b'{"epoch": 2, "waits": [7]}'):
             backend.put("waiting", document)
             with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/waiting: "):
-                newer.read_waiting()
+                newer.notes.get(WAITING)
 
     @LOST_BEFORE_OR_AFTER
     def test_a_wait_whose_end_was_lost_on_the_way_is_ended_all_the_same(
@@ -75,24 +75,24 @@ class TestShown:
         fault = Fault(moment, "write_waiting", LostAnswerError())
         fault.fired = 1  # not yet
         store = leader_of(backend, fault)
-        store.write_waiting([WAIT])
+        store.notes.put(WAITING, [WAIT])
         fault.fired = 0
-        store.write_waiting(())
+        store.notes.put(WAITING, ())
         assert fault.fired == 1
         assert backend.get("waiting") is None
-        store.write_waiting([WAIT])
-        assert store.read_waiting() == (WAIT,)
+        store.notes.put(WAITING, [WAIT])
+        assert store.notes.get(WAITING) == (WAIT,)
 
     # --- the assignment -----------------------------------------------------------------------------------
 
     def test_an_assignment_is_read_as_it_was_written(self, backend: Backend) -> None:
         store = leader_of(backend)
         for txid in (1, 2):
-            store.write_assignment(assignment(txid=txid))
-            assert backend.store().read_assignment() == assignment(txid=txid)
+            store.notes.put(ASSIGNMENT, assignment(txid=txid))
+            assert backend.store().notes.get(ASSIGNMENT) == assignment(txid=txid)
         newer = leader_of(backend)
-        newer.write_assignment(assignment(3, txid=7))
-        assert newer.read_assignment() == assignment(3, txid=7)
+        newer.notes.put(ASSIGNMENT, assignment(3, txid=7))
+        assert newer.notes.get(ASSIGNMENT) == assignment(3, txid=7)
         assert json.loads(backend.get("assignment") or b"")["tasks"][1] == {
             "component": "count",
             "task": 1,
@@ -105,47 +105,47 @@ class TestShown:
 
     def test_an_assignment_costs_one_round_trip(self, backend: Backend) -> None:
         store = leader_of(backend)
-        store.write_assignment(assignment())
+        store.notes.put(ASSIGNMENT, assignment())
         before = backend.requests()
         for txid in range(2, 12):
-            store.write_assignment(assignment(txid=txid))
+            store.notes.put(ASSIGNMENT, assignment(txid=txid))
         assert backend.requests() - before == 10
 
     def test_an_older_leader_writes_no_assignment(self, backend: Backend) -> None:
         older = leader_of(backend)
-        older.write_assignment(assignment())
+        older.notes.put(ASSIGNMENT, assignment())
         leader_of(backend)
         with pytest.raises(FencedError):
-            older.write_assignment(assignment(txid=2))
-        assert backend.store().read_assignment() == assignment()
+            older.notes.put(ASSIGNMENT, assignment(txid=2))
+        assert backend.store().notes.get(ASSIGNMENT) == assignment()
 
     @LOST_BEFORE_OR_AFTER
     def test_an_assignment_whose_answer_was_lost_is_left_at_that(self, backend: Backend, moment: str) -> None:
         fault = Fault(moment, "write_assignment", LostAnswerError())
         store = leader_of(backend, fault)
-        store.write_assignment(assignment())
+        store.notes.put(ASSIGNMENT, assignment())
         assert fault.fired == 1
-        store.write_assignment(assignment(txid=2))
-        assert store.read_assignment() == assignment(txid=2)
+        store.notes.put(ASSIGNMENT, assignment(txid=2))
+        assert store.notes.get(ASSIGNMENT) == assignment(txid=2)
 
     def test_an_assignment_that_somebody_else_wrote_is_overwritten(self, backend: Backend) -> None:
         store = leader_of(backend)
-        store.write_assignment(assignment())
+        store.notes.put(ASSIGNMENT, assignment())
         backend.put("assignment", b"nonsense")
         with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/assignment: "):
-            store.read_assignment()
-        store.write_assignment(assignment(txid=2))
-        assert store.read_assignment() == assignment(txid=2)
+            store.notes.get(ASSIGNMENT)
+        store.notes.put(ASSIGNMENT, assignment(txid=2))
+        assert store.notes.get(ASSIGNMENT) == assignment(txid=2)
 
     def test_a_large_assignment_is_compressed_and_a_too_large_one_is_cut(self, backend: Backend) -> None:
         """Against a real server, this shows that what is let through does fit."""
         store = leader_of(backend)
-        store.write_assignment(assignment(2_000))
+        store.notes.put(ASSIGNMENT, assignment(2_000))
         assert len(zlib.decompress(backend.get("assignment") or b"")) > 128 * 1024
-        assert store.read_assignment() == assignment(2_000)
+        assert store.notes.get(ASSIGNMENT) == assignment(2_000)
         rng = random.Random(3)
-        store.write_assignment(assignment(9_000, name=lambda _: rng.randbytes(150).hex()))
-        stored = store.read_assignment()
+        store.notes.put(ASSIGNMENT, assignment(9_000, name=lambda _: rng.randbytes(150).hex()))
+        stored = store.notes.get(ASSIGNMENT)
         assert stored is not None
         assert (len(stored.tasks), stored.left_out) == (4_500, 4_500)
         assert min(place.seconds for place in stored.tasks) == 4_500 / 8, "those that took longest are kept"
@@ -173,17 +173,17 @@ class TestShown:
     def test_a_corrupt_assignment_is_named(self, backend: Backend, document: Any) -> None:
         store = leader_of(backend)
         backend.put("assignment", json.dumps(STORED).encode())
-        assert store.read_assignment() is not None
+        assert store.notes.get(ASSIGNMENT) is not None
         backend.put("assignment", json.dumps(document).encode())
         with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/assignment: "):
-            store.read_assignment()
+            store.notes.get(ASSIGNMENT)
 
 
 def test_a_late_assignment_does_not_replace_a_newer_one(backend: InMemory) -> None:
     store = leader_of(backend)
-    store.write_assignment(assignment())
+    store.notes.put(ASSIGNMENT, assignment())
     backend.tree.delay_next_write()
-    store.write_assignment(assignment(txid=2))
-    store.write_assignment(assignment(txid=3))
+    store.notes.put(ASSIGNMENT, assignment(txid=2))
+    store.notes.put(ASSIGNMENT, assignment(txid=3))
     assert backend.tree.deliver_late() == 0
-    assert store.read_assignment() == assignment(txid=3)
+    assert store.notes.get(ASSIGNMENT) == assignment(txid=3)

@@ -1,4 +1,4 @@
-"""The small parts: patience, kazoo's answers, candidates and election, addresses, the tree in memory."""
+"""The small parts: waits, kazoo's answers, candidates and election, addresses, the tree in memory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from kazoo.protocol.states import KazooState
 from support.memory_zookeeper import MemoryZooKeeper
 
 from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, UsageError
-from txstream.zookeeper import Leadership, LostAnswerError, MemoryTree, WaitStoppedError, ZooKeeper
+from txstream.waiting import Waiting, WaitStoppedError
+from txstream.zookeeper import Leadership, LostAnswerError, MemoryTree, ZooKeeper
 from txstream.zookeeper.candidates import candidate_data, in_order
 from txstream.zookeeper.kazoo_tree import raise_refusal
-from txstream.zookeeper.patience import Patience
 from txstream.zookeeper.tree import Check, Create, Delete, Node, Operation, Refusal, RefusedError, SetData
 
 OPERATIONS: list[Operation] = [Check("/epoch", 3), Create("/new", b"x"), Delete("/old", 0)]
@@ -42,43 +42,43 @@ class Clock:
 
 def test_an_outage_is_told_once_and_the_next_one_again() -> None:
     clock, told = Clock(), list[str]()
-    patience = Patience("the service", waiting=told.append, clock=clock)
+    patience = Waiting(lambda _: False, report=told.append, quiet_seconds=1, clock=clock)
     for _ in range(3):
-        patience.unanswered()
+        patience.turn("the service")
         assert told == []
         clock.now += 0.4
-    patience.unanswered()
+    patience.turn("the service")
     clock.now += 50
-    patience.unanswered()
+    patience.turn("the service")
     assert len(told) == 1
     assert told[0].startswith("waiting for the service since ")
-    patience.answered()
-    patience.unanswered()
+    patience.end("the service")
+    patience.turn("the service")
     clock.now += 1
-    patience.unanswered()
+    patience.turn("the service")
     assert len(told) == 2
 
 
 def test_patience_ends_at_its_deadline_counted_from_the_beginning_of_the_outage() -> None:
     clock = Clock()
-    patience = Patience("the service", deadline_seconds=5, clock=clock)
-    patience.unanswered()
+    patience = Waiting(lambda _: False, deadline_seconds=5, clock=clock)
+    patience.turn("the service")
     clock.now += 4
-    patience.answered()
-    patience.unanswered()
+    patience.end("the service")
+    patience.turn("the service")
     clock.now += 4.9
-    patience.unanswered()
+    patience.turn("the service")
     clock.now += 0.1
     with pytest.raises(ServiceUnavailableError, match="the service has not answered for 5 s"):
-        patience.unanswered()
+        patience.turn("the service")
 
 
 def test_patience_stops_when_asked() -> None:
     answers = iter([False, True])
-    patience = Patience("the service", should_stop=lambda: next(answers))
-    patience.unanswered()
+    patience = Waiting(lambda _: next(answers), stopped=WaitStoppedError)
+    patience.turn("the service")
     with pytest.raises(WaitStoppedError):
-        patience.unanswered()
+        patience.turn("the service")
 
 
 def test_a_transaction_without_exceptions_is_accepted() -> None:

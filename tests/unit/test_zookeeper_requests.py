@@ -15,7 +15,7 @@ from support.requests import LOST_BEFORE_OR_AFTER, Told, answer_all, assignment,
 from support.zookeeper_backends import Backend, Fault, InMemory, leader_of
 
 from txstream.api.errors import CorruptStateError, FencedError, ServiceUnavailableError, UsageError
-from txstream.zookeeper import InForce, Kind, LostAnswerError, ProgressStore, Requests
+from txstream.zookeeper import ASSIGNMENT, InForce, Kind, LostAnswerError, ProgressStore, Requests
 from txstream.zookeeper.tree import Node
 
 REQUEST = {
@@ -46,7 +46,7 @@ class TestRequests:
     def test_nothing_was_asked_at_first(self, backend: Backend) -> None:
         store = leader_of(backend)
         assert store.read_requests() == backend.operator().read() == Requests()
-        assert store.read_assignment() is None
+        assert store.notes.get(ASSIGNMENT) is None
 
     def test_a_request_waits_until_it_is_answered_and_is_then_in_force(self, backend: Backend) -> None:
         store, operator = leader_of(backend), backend.operator()
@@ -337,13 +337,13 @@ class TestRequests:
         backend.operator().ask(Kind.SCALE, {"count": 3})
         answer_all(store)
         backend.operator().ask(Kind.SCALE, {"split": 2})
-        store.write_assignment(assignment())
+        store.notes.put(ASSIGNMENT, assignment())
         backend.store().delete_everything()
         assert backend.get("") is None
         with pytest.raises(CorruptStateError, match="deleted while this driver ran it"):
-            store.write_assignment(assignment(txid=2))
+            store.notes.put(ASSIGNMENT, assignment(txid=2))
         again = leader_of(backend)
-        assert (again.read_requests(), again.read_assignment()) == (Requests(), None)
+        assert (again.read_requests(), again.notes.get(ASSIGNMENT)) == (Requests(), None)
 
 
 def test_writes_that_arrive_late_change_nothing(backend: InMemory) -> None:

@@ -26,7 +26,7 @@ from txstream.cli.options import command
 from txstream.wording import counted
 
 if TYPE_CHECKING:
-    from txstream.cli.demo_driver import DriverEnd
+    from txstream.cli.demo_services import DriverEnd
     from txstream.cli.kafka_topics import KafkaTopics
     from txstream.settings import Settings
     from txstream.state import BatchRecord
@@ -242,7 +242,7 @@ def _environment(here: Demo) -> dict[str, str]:
 
 def _run_and_be_killed(here: Demo) -> Mapping[str, Any]:
     """Do the first run, which SIGKILLs itself after a commit. Return where."""
-    from txstream.cli.demo_driver import run_driver
+    from txstream.cli.demo_services import run_driver
     from txstream.cli.faults import FAULT_LOG_VARIABLE, FAULT_VARIABLE, Fault
     from txstream.engine.fault_points import At, Point
 
@@ -269,7 +269,7 @@ def _run_and_be_killed(here: Demo) -> Mapping[str, Any]:
 
 
 def _run_to_the_end(here: Demo) -> Mapping[str, Any]:
-    from txstream.cli.demo_driver import run_driver
+    from txstream.cli.demo_services import run_driver
 
     end: DriverEnd = run_driver(
         [*_arguments(here), *(["--quiet"] if here.cli.quiet else [])], _environment(here)

@@ -1,4 +1,8 @@
-"""`txstream topologies`, `batches` and `show`: what the ledgers have, rendered."""
+"""`txstream topologies`, `batches` and `show`: what the ledgers have, rendered.
+
+`show --tree` and `--story` ask the driver that runs the topology: which components and tasks of a batch have
+finished, which are missing; what its coordinator got and answered.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.api.errors import UsageError
+from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.context import Cli
 from txstream.cli.databases import warn_of_missing
 from txstream.cli.options import Id, command
 from txstream.cli.tables import escaped
+from txstream.inspect.databases import is_tracked, tracks_tuples
 from txstream.inspect.json_documents import places_of, plain_partitions, plain_value
 from txstream.transaction import epoch_of, sequence_of
 from txstream.wording import counted, in_order, shown
@@ -31,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["batch_document", "plain_value", "shown_attempt", "shown_ranges", "shown_time"]
 
 _LONGEST_RANGE_LIST = 4
+
+_ANSWER_SECONDS = 30.0
 
 
 def register(app: typer.Typer) -> None:
@@ -240,13 +247,9 @@ def show(
 ) -> None:
     """Show one batch in full. That is its ranges, counts and timings, and the attempts that failed."""
     if story:
-        from txstream.cli.batch_tree import show_story
-
         show_story(cli, topology_id, txid)
         return
     if tree:
-        from txstream.cli.batch_tree import show_tree
-
         show_tree(cli, topology_id, txid)
         return
     from txstream import inspect
@@ -343,3 +346,73 @@ def _shown_gap(one: PartitionRange) -> str:
     if one.start is not None and one.skipped_from is not None and one.start <= one.skipped_from:
         return f"skipped from {one.skipped_from}, went on at {one.start}: cut back, or created again"
     return f"skipped {one.skipped_from} to {one.start}: lost"
+
+
+def _show_committed(cli: Cli, topology_id: str, txid: int) -> bool:
+    from txstream import inspect
+    from txstream.state.records import COMMITTED
+
+    try:
+        batch = inspect.batch(topology_id, txid, cli.resolve()).batch
+    except TxstreamError:
+        return False  # the leader's answer is reported instead
+    if batch.status != COMMITTED:
+        return False
+    entry = batch.first
+    if cli.as_json:
+        told = {"attempt": entry.attempt, "state": COMMITTED, "components": None}
+        counts = {"tuples": entry.tuples, "keys": batch.keys}
+        cli.print_json({"topology": topology_id, "txid": txid, **told, **counts})
+    else:
+        counts_shown = f"{counted(entry.tuples, 'tuple')}, {counted(batch.keys, 'key')} written"
+        cli.print(f"{topology_id} txid {txid} attempt {shown_attempt(entry.attempt)}, {COMMITTED}")
+        cli.print(f"all of its tasks have finished: {counts_shown}")
+    return True
+
+
+def _ask(cli: Cli, topology_id: str, kind: str, txid: int) -> Mapping[str, Any]:
+    from txstream.cli.operate import ask, opened  # which shows times as this module does
+
+    with opened(cli, topology_id) as zookeeper:
+        if is_tracked(zookeeper, topology_id):
+            raise tracks_tuples(topology_id)
+        _, told = ask(zookeeper, topology_id, kind, {"txid": txid}, _ANSWER_SECONDS)
+    assert told is not None  # None is only for requests with `later`
+    return told
+
+
+def show_tree(cli: Cli, topology_id: str, txid: int) -> None:
+    """Ask the leader and print its answer; for a committed txid, print what the ledger has. Raises
+    NotRunningError or UsageError for a txid that is neither open nor committed."""
+    from txstream.cli.operate import NotRunningError
+
+    try:
+        told = _ask(cli, topology_id, "tree", txid)
+    except (NotRunningError, UsageError):
+        if not _show_committed(cli, topology_id, txid):
+            raise
+        return
+    if cli.as_json:
+        cli.print_json({"topology": topology_id, "txid": txid, **told})
+        return
+    cli.print(f"{topology_id} txid {txid} attempt {shown_attempt(told['attempt'])}, {told['state']}")
+    components: Mapping[str, Any] = told["components"] or {}
+    if not components:
+        cli.print("which of its tasks have finished is not known")
+        return
+    rows = [
+        [name, row["phase"], f"{row['finished']} of {row['tasks']}", ", ".join(map(str, row["missing"]))]
+        for name, row in components.items()
+    ]
+    cli.print_table(["component", "phase", "finished", "missing tasks"], rows)
+
+
+def show_story(cli: Cli, topology_id: str, txid: int) -> None:
+    """Ask the leader for the events and commands of a txid, and print them, the oldest first. Raises
+    NotRunningError, and UsageError if its story does not reach back so far."""
+    told = _ask(cli, topology_id, "story", txid)
+    if cli.as_json:
+        cli.print_json({"topology": topology_id, "txid": txid, **told})
+        return
+    for line in told["story"]:
+        cli.print(line)

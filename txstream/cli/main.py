@@ -29,7 +29,6 @@ from txstream.cli import (
     repair,
     replay,
     run,
-    services,
     simulate,
     topic,
 )
@@ -73,7 +72,7 @@ def _root(
 demo.register(app)
 compare.register(app)
 simulate.register(app)
-services.register(app)
+administration.register_services(app)
 topic.register(app)
 run.register(app)
 describe.register(app)

@@ -2,15 +2,20 @@
 
 Invariants: only this command handles signals for a run. The first SIGINT, SIGTERM or SIGHUP ends the run
 between two batches, the second ends it at once, the third ends the process.
+
+How far a run is goes to standard error: a bar on a terminal, otherwise a line now and then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
+import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -25,7 +30,6 @@ from txstream.cli.factory import load_topology, shipped_module, user_code_prints
 from txstream.cli.logs import library_log
 from txstream.cli.options import Factory, FactoryArguments, check_id, command
 from txstream.cli.parameters import split_pairs
-from txstream.cli.progress import Show, shown_progress
 from txstream.engine.spark.log import prune_logs, spark_log
 from txstream.ledger_retention import Keep
 from txstream.packaging import holds_framework
@@ -35,7 +39,7 @@ from txstream.wording import counted
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
     from txstream.engine.run import RunningTopology
-    from txstream.report import RunReport
+    from txstream.report import RunProgress, RunReport
     from txstream.settings import Settings
 
 # Set by a parent process whose run must end with it, however the parent ends.
@@ -353,3 +357,88 @@ def _name_logs(paths: Sequence[Path]) -> None:
     found = [str(path) for path in paths if path.exists() and path.stat().st_size]
     if found:
         print_error(f"logs: {', '.join(found)}")
+
+
+Show = Callable[["RunProgress"], None]
+
+_LINE_SECONDS = 10.0
+_FIRST_LINE_SECONDS = 3.0
+
+
+@contextlib.contextmanager
+def shown_progress(cli: Cli, clock: Callable[[], float] = time.monotonic) -> Iterator[Show]:
+    """Yield a function that shows a snapshot, for use inside the block. `clock` is in seconds."""
+    if cli.quiet:
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        with _bar(cli) as show:
+            yield show
+    else:
+        yield _Lines(clock)
+
+
+class _Lines:
+    """Prints a line every ten seconds. The first comes sooner, so that a start that hangs says what it waits
+    for. A line is not repeated."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._next = clock() + _FIRST_LINE_SECONDS
+        self._said = ""
+
+    def __call__(self, progress: RunProgress) -> None:
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + _LINE_SECONDS
+        line = f"{progress.topology}: {describe(progress)}"
+        if line != self._said:
+            self._said = line
+            print_error(line)
+
+
+def describe(progress: RunProgress) -> str:
+    """Describe a snapshot in a few words."""
+    trees = progress.trees
+    if trees is not None:
+        words = [counted(progress.records, "tuple"), f"{counted(trees.open, 'tree')} open"]
+        words += [f"{trees.acked:,} acked", f"{trees.failed:,} failed or timed out"]
+        return ", ".join(words if progress.waiting_for is None else [*words, progress.waiting_for])
+    if progress.waiting_for and not progress.active:
+        return progress.waiting_for
+    words = [f"txid {progress.committed_txid:,} committed"]
+    if progress.active:
+        words.append(f"{len(progress.active)} open")
+    words.append(counted(progress.records, "record"))
+    if progress.lag_records is not None:
+        words.append(f"{progress.lag_records:,} to go")
+    if progress.failed_attempts:
+        words.append(counted(progress.failed_attempts, "failed attempt"))
+    if progress.waiting_for:
+        words.append(f"waiting for {progress.waiting_for}")
+    return ", ".join(words)
+
+
+@contextlib.contextmanager
+def _bar(cli: Cli) -> Iterator[Show]:
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        BarColumn(bar_width=20),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+    )
+    # transient: only the report stays on the screen.
+    with Progress(*columns, console=cli.error_console(), transient=True, refresh_per_second=5) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def show(progress: RunProgress) -> None:
+            total = None if progress.lag_records is None else progress.records + progress.lag_records
+            bar.update(
+                task,
+                description=describe(progress),
+                completed=progress.records,
+                total=total or None,
+            )
+
+        yield show

@@ -1,18 +1,22 @@
-"""`txstream status [ID]`: which services answer, who leads, how far a topology is."""
+"""`txstream status [ID]`: which services answer, who leads, how far a topology is.
+
+With `--tasks`, where the tasks of a recent batch ran. Of a topology of tracked tuples, how its trees do.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.api.errors import TxstreamError, UsageError
+from txstream.api.errors import CorruptStateError, TxstreamError, UsageError
 from txstream.cli.context import Cli
 from txstream.cli.databases import (
+    UnknownTopologyError,
     existing_database,
     open_zookeeper,
     warn_of_missing,
@@ -28,14 +32,15 @@ from txstream.cli.inspection import (
 )
 from txstream.cli.options import check_id
 from txstream.cli.tables import escaped
-from txstream.cli.tasks import show_tasks
-from txstream.cli.tuple_trees import print_tree_counts, tree_lines
+from txstream.inspect.databases import is_tracked, tracks_tuples
+from txstream.transaction import epoch_of
 from txstream.wording import counted, in_order
 
 if TYPE_CHECKING:
     from txstream.inspect.records import TopologyStatus, TopologySummary
     from txstream.inspect.snapshot import Snapshot
     from txstream.inspect.source_now import SourceNow
+    from txstream.placement import Assignment
     from txstream.settings import Settings
     from txstream.zookeeper import Request
 
@@ -283,3 +288,104 @@ def _drivers(found: TopologyStatus) -> dict[str, str]:
         for one in found.standbys
     ]
     return lines | {"standbys": f"{len(shown)}: {'; '.join(map(escaped, shown))}"} if shown else lines
+
+
+def show_tasks(cli: Cli, settings: Settings, topology_id: str) -> int:
+    """Print the stored assignment of tasks. Raises UnknownTopologyError, CorruptStateError."""
+    with open_zookeeper(settings) as zookeeper:
+        from txstream.batch_metas import MetaCodec
+        from txstream.zookeeper import ASSIGNMENT, Paths
+        from txstream.zookeeper.paths import with_remedy
+
+        if topology_id not in zookeeper.topologies():
+            raise UnknownTopologyError(topology_id)
+        if is_tracked(zookeeper, topology_id):
+            raise tracks_tuples(topology_id)
+        try:
+            assignment = zookeeper.progress(topology_id, MetaCodec(Paths)).notes.get(ASSIGNMENT)
+        except CorruptStateError as error:
+            raise with_remedy(error, topology_id) from error
+        leader = zookeeper.leader(topology_id)
+    if cli.as_json:
+        document = None if assignment is None else _document(assignment)
+        cli.print_json({"topology": topology_id, "leader": leader, "assignment": document})
+    elif assignment is None:
+        cli.say(f"{topology_id} has no tasks to show yet; its driver stores them with its first batch")
+    else:
+        _print(cli, topology_id, leader, assignment)
+    return 0
+
+
+def _document(assignment: Assignment) -> dict[str, Any]:
+    return {
+        "txid": assignment.txid,
+        "attempt": assignment.attempt,
+        "epoch": epoch_of(assignment.attempt),
+        "at": assignment.at.isoformat(),
+        "left_out": assignment.left_out,
+        "tasks": [
+            {
+                "component": place.component,
+                "task": place.task,
+                "slot": place.slot,
+                "worker": place.worker,
+                "host": place.host,
+                "seconds": place.seconds,
+                "tuples": place.tuples,
+            }
+            for place in assignment.in_order()
+        ],
+    }
+
+
+def _print(cli: Cli, topology_id: str, leader: str | None, assignment: Assignment) -> None:
+    attempt, time = shown_attempt(assignment.attempt), shown_time(assignment.at)
+    cli.print(f"{topology_id}: txid {assignment.txid} attempt {attempt}, {time}")
+    cli.print_table(
+        ["component", ">task", "?>slot", "?worker", "?host", ">seconds", ">tuples"],
+        [
+            [
+                *(place.component, place.task, place.slot, place.worker, place.host),
+                *(f"{place.seconds:.3f}", place.tuples),
+            ]
+            for place in assignment.in_order()
+        ],
+    )
+    if assignment.left_out:
+        cli.say(f"{counted(assignment.left_out, 'more task')} left out; those shown took the longest")
+    if leader is None:
+        cli.say(f"{topology_id} is not running now")
+
+
+def tree_lines(trees: Mapping[str, Any]) -> dict[str, str]:
+    """Return lines about pending trees by age, and about a pending window that stays full."""
+    lines = {"micro-batches": f"{trees['micro_batches']:,}, {trees['failed_micro_batches']:,} failed"}
+    for spout, ages in trees["pending"].items():
+        open_trees = sum(ages.values())
+        shown = [
+            f"{found:,} {'older' if age == 'older' else f'up to {age} s old'}"
+            for age, found in ages.items()
+            if found
+        ]
+        lines[f"pending {spout}"] = counted(open_trees, "tree") + (f": {', '.join(shown)}" if shown else "")
+    if trees["stuck"]:
+        lines["stuck"] = trees["stuck"]
+    return lines
+
+
+def print_tree_counts(cli: Cli, trees: Mapping[str, Any]) -> None:
+    """Print what each component did: a spout's trees, a bolt's tuples."""
+    columns = ("component", "slots", "messages", "per second", "acked", "failed", "timed out")
+    rows = [
+        (
+            name,
+            str(row.get("slots", "")),  # notes of an earlier txstream have none
+            f"{row['messages']:,}",
+            f"{row['messages_per_second']:,.0f}",
+            f"{row['acked']:,}",
+            f"{row['failed']:,}",
+            f"{row['timed_out']:,}",
+        )
+        for name, row in trees["components"].items()
+    ]
+    cli.print_table(columns, rows)

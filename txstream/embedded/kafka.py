@@ -5,10 +5,14 @@ Node 1 is broker and controller in one process; nodes 2, 3, ... are brokers. Nod
 
 Invariant: once clients know the ports, these stay the same over an instance's life, so that a stopped broker
 comes back where clients look for it. The invariants of the directories are in `kafka_storage.py`.
+
+A broker is asked over a plain socket whether it is ready, with kafka-python's protocol: its clients would log
+every connection that a starting server refuses to the user's standard error.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +32,41 @@ from txstream.embedded.kafka_storage import (
 )
 from txstream.embedded.ports import HOST, free_port, require_free
 from txstream.embedded.process import ProcessIdentity, ServerProcess, stop_all
-from txstream.embedded.wire import cluster_view
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_VIEW_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """What a broker says about its cluster: its id, and the ids of the brokers that serve clients."""
+
+    cluster_id: str
+    brokers: frozenset[int]
+
+
+def cluster_view(host: str, port: int) -> ClusterView | None:
+    """Return the broker's answer to a metadata request, or None if it gives none (yet)."""
+    from kafka.errors import KafkaError
+    from kafka.protocol.metadata import MetadataRequest
+    from kafka.protocol.parser import KafkaProtocol
+
+    request = MetadataRequest[7](topics=[], allow_auto_topic_creation=False)
+    protocol = KafkaProtocol(client_id="txstream-embedded")
+    protocol.send_request(request)
+    try:
+        with socket.create_connection((host, port), timeout=_VIEW_SECONDS) as connection:
+            connection.sendall(protocol.send_bytes())
+            while data := connection.recv(1 << 16):
+                for _, answer in protocol.receive_bytes(data):
+                    brokers = frozenset(int(broker.node_id) for broker in answer.brokers)
+                    return ClusterView(answer.cluster_id or "", brokers)
+    except (OSError, KafkaError):
+        return None
+    return None
+
 
 READY_SECONDS = 60.0
 

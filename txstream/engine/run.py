@@ -15,7 +15,6 @@ from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.fault_points import PointListener, nobody_listens
-from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.loop.planning import GATHER_SECONDS
 from txstream.engine.loop.retry_policy import WARM_UP_SECONDS
 from txstream.engine.spark.log import writable_spark_log
@@ -26,7 +25,7 @@ from txstream.engine.tracked.tier import TrackedTier
 from txstream.notebook import html_table
 from txstream.report import RunProgress, RunReport
 from txstream.settings import Settings
-from txstream.zookeeper import WaitStoppedError
+from txstream.waiting import RunAbortedError, WaitStoppedError
 from txstream.zookeeper.paths import with_remedy
 
 if TYPE_CHECKING:

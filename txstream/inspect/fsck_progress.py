@@ -1,4 +1,5 @@
-"""The checks of `fsck` on what it has read: one small pure function per question.
+"""The checks of `fsck` on what it has read: progress, fences, ledgers, state tables. Each is one small pure
+function for one question.
 
 Each takes the snapshot and yields findings. A finding's remedy is a command wherever one exists.
 """
@@ -12,12 +13,11 @@ from typing import Any
 from txstream.api.errors import CorruptStateError, ProgressMismatchError, SchemaRevisionError, TxstreamError
 from txstream.batch_metas import MetaCodec
 from txstream.engine.start.recovery import AdoptPlan, AdvanceFirst, decide
-from txstream.inspect import fsck_tables as table_checks
 from txstream.inspect.databases import GRANT_REMEDY, upgrade_remedy
 from txstream.inspect.fsck_dead_letters import dead_letters
 from txstream.inspect.ledgers import part_of, range_of
 from txstream.inspect.records import Finding, Severity
-from txstream.inspect.snapshot import DatabasePart, Snapshot
+from txstream.inspect.snapshot import DatabasePart, Snapshot, TablePart
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord
 from txstream.state.fence_rules import shown_attempt
@@ -43,12 +43,12 @@ def check_all(snapshot: Snapshot, codec: MetaCodec[Any], *, is_whole: bool = Tru
         _epochs,
         _fences,
         _ledgers,
-        table_checks.tables,
+        _tables,
         dead_letters,
     ]
     found = [finding for check in checks for finding in check(snapshot)]
     if is_whole:
-        found += table_checks.unknown_tables(snapshot)
+        found += _unknown_tables(snapshot)
     found += _ledgers_of_one_batch(snapshot, codec)
     found += _progress(snapshot, codec)
     if snapshot.leader is not None:
@@ -183,7 +183,7 @@ def _fences(snapshot: Snapshot) -> Findings:
         if fence is None:
             if not database.errors:
                 # Only the fence names the other databases, so some of them may not have been looked at.
-                unseen = table_checks.unseen_tables(snapshot)
+                unseen = _unseen_tables(snapshot)
                 more = f" --state-database URL (the database of {', '.join(unseen)})" if unseen else ""
                 yield Finding(
                     "fence-missing", ERROR, database.url,
@@ -322,3 +322,92 @@ def _is_same(one: BatchRecord, other: BatchRecord, codec: MetaCodec[Any]) -> boo
         return codec.encode(codec.decode(one.metas, where)) == codec.encode(codec.decode(other.metas, where))
     except CorruptStateError:
         return False
+
+
+def _unseen_tables(snapshot: Snapshot) -> list[str]:
+    """Return the topology's tables that none of the databases knows."""
+    named = () if snapshot.identity is None else snapshot.identity.tables
+    return sorted({*named}.difference(*(db.names for db in snapshot.databases)))
+
+
+def _unknown_tables(snapshot: Snapshot) -> Findings:
+    if any(db.errors or db.fence is None for db in snapshot.databases):
+        return  # reported already, and may be the reason
+    for name in _unseen_tables(snapshot):
+        yield Finding(
+            "table-unknown", ERROR, name,
+            "the topology fills this table, and none of its databases knows it",
+            "give its database by --state-database; if its row in txstream_table was deleted, restore it",
+        )  # fmt: skip
+
+
+def _tables(snapshot: Snapshot) -> Findings:
+    for database in snapshot.databases:
+        for one in database.tables or ():
+            yield from _table(snapshot, database, one)
+        yield from _rows_of_last(database)
+
+
+def _table(snapshot: Snapshot, database: DatabasePart, one: TablePart) -> Findings:
+    table, where = one.table, f"table {one.table.name} in {database.url}"
+    afresh = f"txstream delete {snapshot.topology} --drop-state"
+    if database.uuid is not None and table.owner != database.uuid:
+        yield Finding(
+            "table-owner", ERROR, where,
+            f"it was made for uuid {table.owner}, the topology here is {database.uuid}",
+            f"restore the database as a whole, or start afresh with `{afresh}`",
+        )  # fmt: skip
+    if one.differences is None:
+        yield Finding(
+            "table-missing", ERROR, where, "it is gone",
+            f"restore it from a backup of the same txid, or start afresh with `{afresh}`",
+        )  # fmt: skip
+        return
+    if one.differences:
+        yield Finding(
+            "table-columns", ERROR, where,
+            f"it is not as declared: {'; '.join(one.differences)}",
+            "put the columns back as they were declared",
+        )  # fmt: skip
+        return
+    last = database.tables_last
+    newest = 0 if last is None else int(last.txid)
+    if one.newest_txid > newest:
+        key = ", ".join(f"{name}={value!r}" for name, value in (one.newest_key or {}).items())
+        yield Finding(
+            "row-too-new", ERROR, where,
+            f"a row ({key}) carries txid {one.newest_txid}, newer than the ledger's last, {newest}",
+            "the ledger was restored from an older copy than the table: restore both of one moment",
+        )  # fmt: skip
+    if one.before_the_first:
+        yield Finding(
+            "row-txid", ERROR, where, f"{one.before_the_first} rows carry a txid below 1",
+            "somebody has changed them: restore them from a backup",
+        )  # fmt: skip
+    if one.half_created:
+        yield Finding(
+            "row-prev", ERROR, where,
+            f"{one.half_created} rows have a prev_ that is null beside one that is not: undoing a batch "
+            f"would lose them",
+            "somebody has changed them: restore them from a backup",
+        )  # fmt: skip
+
+
+def _rows_of_last(database: DatabasePart) -> Findings:
+    """Check that all rows that the last batch wrote still carry it: nothing else may have changed them."""
+    last = database.tables_last
+    if last is None or last.status != COMMITTED or last.details.get("path") == "executors":
+        return
+    counts = [one.carrying_last for one in database.tables or ()]
+    if not counts or any(count is None for count in counts):
+        return
+    if database.is_behind_its_tables:
+        return  # reported already
+    there = sum(count for count in counts if count is not None)
+    if there < last.keys:
+        yield Finding(
+            "rows-missing", ERROR, database.url,
+            f"txid {last.txid} wrote {last.keys} rows, and {there} rows carry it: rows were deleted, or "
+            f"tables restored from an older copy than the ledger",
+            "restore tables and ledger of one moment",
+        )  # fmt: skip

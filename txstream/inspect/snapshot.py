@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import (
@@ -27,7 +28,7 @@ from txstream.state import BatchRecord, FenceRow, StateBackend
 from txstream.state.reading import StateReading, StoredTable
 from txstream.state.records import AccessDeniedError
 from txstream.transaction import Epoch, Txid
-from txstream.zookeeper import Identity, InForce, Request, Requests
+from txstream.zookeeper import ASSIGNMENT, FAILING, TREES, WAITING, Identity, InForce, Request, Requests
 
 if TYPE_CHECKING:
     from txstream.failing_batch import FailingBatch, Wait
@@ -173,13 +174,13 @@ def take(
     epoch = _tried(store.read_epoch, here)
     others: list[TxstreamError] = []
     requests: Requests = _tried(store.read_requests, others) or Requests()
-    failing: FailingBatch | None = _tried(store.read_failing, others)
+    failing: FailingBatch | None = _tried(partial(store.notes.get, FAILING), others)
     if failing is not None and progress is not None and failing.txid < progress.current:
         failing = None
-    waiting: tuple[Wait, ...] = _tried(store.read_waiting, others) or ()
-    trees = _tried(store.read_trees, others)
+    waiting: tuple[Wait, ...] = _tried(partial(store.notes.get, WAITING), others) or ()
+    trees = _tried(partial(store.notes.get, TREES), others)
     if depth is Depth.ALL:
-        _tried(store.read_assignment, others)
+        _tried(partial(store.notes.get, ASSIGNMENT), others)
     led_by = leader()
     return Snapshot(
         topology_id, identity, progress, epoch, led_by, requests.in_force,

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from txstream.zookeeper.client import ZooKeeper, ZooKeeperProgress
-from txstream.zookeeper.failing_note import read_failing, read_waiting
 from txstream.zookeeper.identity import FORMAT, Identity
 from txstream.zookeeper.leadership import Leadership
 from txstream.zookeeper.memory import MemoryProgress, MemoryTree
+from txstream.zookeeper.notes import ASSIGNMENT, FAILING, TREES, WAITING
 from txstream.zookeeper.paths import ROOT, Paths
-from txstream.zookeeper.patience import WaitStoppedError
-from txstream.zookeeper.placement_note import read_assignment
-from txstream.zookeeper.progress_contract import Progress, ProgressStore
+from txstream.zookeeper.progress import ProgressStore
 from txstream.zookeeper.request_queue import OperatorRequests
 from txstream.zookeeper.requests import Answer, InForce, Kind, Request, Requests
 from txstream.zookeeper.tree import LostAnswerError
-from txstream.zookeeper.znode_values import StoredBatch
+from txstream.zookeeper.znode_values import Progress, StoredBatch
 
 __all__ = [
+    "ASSIGNMENT",
+    "FAILING",
     "FORMAT",
     "ROOT",
+    "TREES",
+    "WAITING",
     "Answer",
     "Identity",
     "InForce",
@@ -34,10 +36,6 @@ __all__ = [
     "Request",
     "Requests",
     "StoredBatch",
-    "WaitStoppedError",
     "ZooKeeper",
     "ZooKeeperProgress",
-    "read_assignment",
-    "read_failing",
-    "read_waiting",
 ]

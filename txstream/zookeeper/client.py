@@ -4,7 +4,7 @@ Invariants.
 - A request's fate is one of three: answered, refused (a kazoo exception that says so), or lost
   (LostAnswerError: it may have been applied, or may yet be). kazoo itself repeats nothing.
 - `sessions_lost` grows by one with every session that ends; the owner of an ephemeral znode compares it.
-- No call waits for a dead server longer than its `Patience` allows.
+- No call waits for a dead server longer than its `Waiting` allows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 from kazoo.client import KazooClient
@@ -28,14 +29,15 @@ from kazoo.protocol.states import KazooState
 
 from txstream.addresses import unresolved
 from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, UsageError
+from txstream.backoff import Backoff
 from txstream.batch_metas import MetaCodec
+from txstream.waiting import Waiting, WaitStoppedError
 from txstream.zookeeper.candidates import Candidate, candidates, first_living, present_leader
 from txstream.zookeeper.fenced_tree import Hook
 from txstream.zookeeper.identity import Identity
-from txstream.zookeeper.kazoo_tree import REFUSALS, KazooTree, Send, back_off
+from txstream.zookeeper.kazoo_tree import REFUSALS, KazooTree, Send
 from txstream.zookeeper.paths import ROOT, Paths
-from txstream.zookeeper.patience import Patience
-from txstream.zookeeper.progress import TreeProgress
+from txstream.zookeeper.progress import ProgressStore
 from txstream.zookeeper.request_queue import OperatorRequests
 from txstream.zookeeper.tree import LostAnswerError
 
@@ -44,6 +46,8 @@ from txstream.zookeeper.tree import LostAnswerError
 logging.getLogger("kazoo").addHandler(logging.NullHandler())
 
 _POLL_SECONDS = 0.1
+_QUIET_SECONDS = 1.0
+_BACKOFF = Backoff(first_seconds=0.1, longest_seconds=1.0)
 _STRAGGLER_SECONDS = 1.0
 # kazoo's own default doubles the pause between two connection attempts up to an hour.
 _RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_jitter": 0.2, "max_delay": 1.0}
@@ -121,6 +125,11 @@ class ZooKeeper:
                 self.client.close()
 
     @property
+    def name(self) -> str:
+        """What a wait for this service is called."""
+        return f"ZooKeeper at {self.hosts}"
+
+    @property
     def connected(self) -> bool:
         """Whether there is a connection now. A silent cut is noticed within 2/3 of the session timeout."""
         return bool(self.client.connected)
@@ -149,9 +158,9 @@ class ZooKeeper:
         """Return the identity stored under this id; None if there is none. Raises CorruptStateError."""
         return self.progress(topology_id, MetaCodec(Paths)).read_identity()
 
-    def progress(self, topology_id: str, codec: MetaCodec[Any]) -> TreeProgress:
+    def progress(self, topology_id: str, codec: MetaCodec[Any]) -> ProgressStore:
         """Return the store of a topology's progress, with a command's patience."""
-        return TreeProgress(self.tree(), Paths(self.root, topology_id), codec)
+        return ProgressStore(self.tree(), Paths(self.root, topology_id), codec)
 
     def requests(self, topology_id: str) -> OperatorRequests:
         """Return the requests of a topology's operators, to read or to add to."""
@@ -175,7 +184,7 @@ class ZooKeeper:
 
     # --- requests -------------------------------------------------------------------------------------
 
-    def tree(self, patience: Patience | None = None) -> KazooTree:
+    def tree(self, patience: Waiting | None = None) -> KazooTree:
         """Return this session as a tree. Without `patience`, a request waits `connect_timeout_seconds`."""
         return KazooTree(self, patience or self.patience(deadline_seconds=self.connect_timeout_seconds))
 
@@ -185,15 +194,22 @@ class ZooKeeper:
         waiting: Callable[[str], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
         deadline_seconds: float | None = None,
-    ) -> Patience:
-        return Patience(
-            f"ZooKeeper at {self.hosts}",
-            waiting=waiting,
-            should_stop=should_stop,
+    ) -> Waiting:
+        """Return how long requests wait. `waiting` is called with a sentence once an outage has lasted a
+        second. `should_stop` is asked at every turn of a wait, and never while the service answers."""
+        return Waiting(
+            partial(_pause, should_stop or (lambda: False)),
+            stopped=WaitStoppedError,
+            report=waiting or (lambda _: None),
+            quiet_seconds=_QUIET_SECONDS,
             deadline_seconds=deadline_seconds,
         )
 
-    def request(self, send: Send, patience: Patience) -> Any:
+    def back_off(self, failures: int, patience: Waiting) -> None:
+        """Wait before the next try of a request whose answer was lost."""
+        patience.turn(self.name, _BACKOFF.after(failures))
+
+    def request(self, send: Send, patience: Waiting) -> Any:
         """Send one request, wait for its answer, and return it.
 
         Raises the kazoo exceptions with which the server refuses it, LostAnswerError if its fate is unknown,
@@ -202,7 +218,7 @@ class ZooKeeper:
         sessions_lost = self.sessions_lost
         result = send()
         while not result.wait(_POLL_SECONDS):
-            patience.unanswered()
+            patience.turn(self.name)
             # kazoo can drop a request that was queued at the very moment at which the session ended.
             if self.sessions_lost != sessions_lost and not result.wait(_STRAGGLER_SECONDS):
                 raise LostAnswerError("the session ended before the request was answered")
@@ -214,16 +230,16 @@ class ZooKeeper:
         except _LOST as error:
             raise LostAnswerError(str(error) or type(error).__name__) from error
         except tuple(REFUSALS):
-            patience.answered()
+            patience.end(self.name)
             raise
         except KazooException as error:
             raise ServiceUnavailableError(
                 f"ZooKeeper at {self.hosts} refuses a request of txstream: {type(error).__name__} {error}"
             ) from error
-        patience.answered()
+        patience.end(self.name)
         return answer
 
-    def read(self, send: Send, patience: Patience) -> Any:
+    def read(self, send: Send, patience: Waiting) -> Any:
         """As `request`, for a request that can be repeated without harm. Repeats it until it is answered."""
         failures = 0
         while True:
@@ -231,7 +247,7 @@ class ZooKeeper:
                 return self.request(send, patience)
             except LostAnswerError:
                 failures += 1
-                back_off(failures, patience)
+                self.back_off(failures, patience)
 
     def _state_changed(self, state: str) -> None:
         # Called by kazoo's connection thread, so it must not block.
@@ -239,8 +255,8 @@ class ZooKeeper:
             self.sessions_lost += 1
 
 
-class ZooKeeperProgress(TreeProgress):
-    """The `ProgressStore` of one topology in ZooKeeper.
+class ZooKeeperProgress(ProgressStore):
+    """The progress of one topology in ZooKeeper.
 
     While ZooKeeper is away every call waits, tells `waiting` once ("waiting for ZooKeeper at ... since
     12:00:05") and ends when `should_stop` returns True (WaitStoppedError). Commands set `deadline_seconds`,
@@ -260,6 +276,15 @@ class ZooKeeperProgress(TreeProgress):
     ) -> None:
         patience = zk.patience(waiting=waiting, should_stop=should_stop, deadline_seconds=deadline_seconds)
         super().__init__(KazooTree(zk, patience, counted=True), Paths(zk.root, topology_id), codec, hook=hook)
+
+
+def _pause(should_stop: Callable[[], bool], seconds: float) -> bool:
+    """Wait, and return whether to stop, which is asked often."""
+    rest = threading.Event()
+    while seconds > 0 and not should_stop():
+        rest.wait(min(seconds, _POLL_SECONDS))
+        seconds -= _POLL_SECONDS
+    return should_stop()
 
 
 def _exists(tree: KazooTree, base: str) -> bool:

@@ -11,7 +11,6 @@ Invariants of a watch.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -26,7 +25,7 @@ from kazoo.exceptions import (
 from kazoo.protocol.states import EventType, KazooState
 
 from txstream.api.errors import ServiceUnavailableError
-from txstream.zookeeper.patience import Patience
+from txstream.waiting import Waiting
 from txstream.zookeeper.tree import (
     Check,
     Create,
@@ -89,8 +88,6 @@ REFUSALS = {
     BadVersionError: Refusal.BAD_VERSION,
     NotEmptyError: Refusal.NOT_EMPTY,
 }
-_POLL_SECONDS = 0.1
-_MAX_BACK_OFF_SECONDS = 1.0
 
 # Hands a request to kazoo, and returns its asynchronous result.
 Send = Callable[[], Any]
@@ -103,24 +100,15 @@ class Session(Protocol):
     root: str
     round_trips: int
 
-    def request(self, send: Send, patience: Patience) -> Any: ...
-    def read(self, send: Send, patience: Patience) -> Any: ...
-
-
-def back_off(failures: int, patience: Patience) -> None:
-    """Wait 100 ms after the first failure, twice as long after each further one, at most a second."""
-    pause = threading.Event()
-    rest_seconds = min(0.05 * 2 ** min(failures, 10), _MAX_BACK_OFF_SECONDS)
-    while rest_seconds > 0:
-        patience.unanswered()
-        pause.wait(min(rest_seconds, _POLL_SECONDS))
-        rest_seconds -= _POLL_SECONDS
+    def request(self, send: Send, patience: Waiting) -> Any: ...
+    def read(self, send: Send, patience: Waiting) -> Any: ...
+    def back_off(self, failures: int, patience: Waiting) -> None: ...
 
 
 class KazooTree:
     """A `Tree` over a session. With `counted`, its requests count as the session's round trips."""
 
-    def __init__(self, session: Session, patience: Patience, *, counted: bool = False) -> None:
+    def __init__(self, session: Session, patience: Waiting, *, counted: bool = False) -> None:
         self._session = session
         self._client = session.client
         self._patience = patience
@@ -183,7 +171,7 @@ class KazooTree:
         return watch.stop
 
     def back_off(self, failures: int) -> None:
-        back_off(failures, self._patience)
+        self._session.back_off(failures, self._patience)
 
     def _read(self, send: Send) -> Any:
         self._count()

@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterable
 from kazoo.exceptions import NoNodeError
 
 from txstream.api.errors import LeaderExistsError, ServiceUnavailableError
+from txstream.waiting import Waiting, WaitStoppedError
 from txstream.zookeeper.candidates import candidate_at, candidate_data, in_order
 from txstream.zookeeper.client import ZooKeeper
-from txstream.zookeeper.kazoo_tree import KazooTree, back_off
+from txstream.zookeeper.kazoo_tree import KazooTree
 from txstream.zookeeper.paths import Paths
-from txstream.zookeeper.patience import Patience, WaitStoppedError
 from txstream.zookeeper.tree import LostAnswerError
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Leadership:
 
     def _campaign(
         self,
-        patience: Patience,
+        patience: Waiting,
         wait: bool,
         should_stop: Callable[[], bool],
         waiting: Callable[[str], None],
@@ -123,7 +123,7 @@ class Leadership:
                     self._stand(tree, patience, token, missing=names is None)
                 except LostAnswerError:
                     failures += 1
-                    back_off(failures, patience)
+                    self._zk.back_off(failures, patience)
                 continue
             if candidates[0] == mine:
                 if session == self._zk.sessions_lost:
@@ -152,7 +152,7 @@ class Leadership:
                 waiting(leader + (", then this run takes over" if is_next else "; standing by to take over"))
             self._watch(patience, candidates[position - 1], session, should_stop)
 
-    def _stand(self, tree: KazooTree, patience: Patience, token: str, *, missing: bool) -> None:
+    def _stand(self, tree: KazooTree, patience: Waiting, token: str, *, missing: bool) -> None:
         if missing:
             tree.ensure(self._paths.leader)
         data = candidate_data(self._standby, self._zk.session_timeout_seconds)
@@ -165,7 +165,7 @@ class Leadership:
             tree.ensure(self._paths.leader)
 
     def _watch(
-        self, patience: Patience, predecessor: str, session: int, should_stop: Callable[[], bool]
+        self, patience: Waiting, predecessor: str, session: int, should_stop: Callable[[], bool]
     ) -> None:
         """Return when the candidate before this one may be gone, the session is lost, or it is to stop."""
         changed = threading.Event()

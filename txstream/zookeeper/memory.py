@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from txstream.batch_metas import MetaCodec
+from txstream.waiting import WaitStoppedError
 from txstream.zookeeper.fenced_tree import Hook
 from txstream.zookeeper.paths import ROOT, Paths
-from txstream.zookeeper.patience import WaitStoppedError
-from txstream.zookeeper.progress import TreeProgress
+from txstream.zookeeper.progress import ProgressStore
 from txstream.zookeeper.tree import (
     Check,
     Create,
@@ -160,8 +160,8 @@ class MemoryTree:
         self._nodes = nodes
 
 
-class MemoryProgress(TreeProgress):
-    """A `ProgressStore` in memory. `hook` is called before and after each write and may raise."""
+class MemoryProgress(ProgressStore):
+    """A topology's progress in memory. `hook` is called before and after each write and may raise."""
 
     def __init__(
         self,

@@ -1,53 +1,218 @@
-"""Znodes that only inform operators, written by the leader now and then: no decision depends on them.
+"""Notes: znodes that only inform operators, written by the leader now and then. No decision depends on them.
 
-So a write whose answer was lost is not repeated. A leader that was succeeded cannot write them.
+Invariants.
+- A write whose answer was lost is not repeated. A leader that was succeeded cannot write.
+- A note that is too large is cut; one that cannot be read is a CorruptStateError with its path.
+- `failing` stays after the batch is committed: readers compare its txid with the progress. `waiting` is there
+  only while the leader waits for something, and means nothing once a newer leader has claimed its epoch.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
+from txstream.api.errors import CorruptStateError
+from txstream.batch_metas import to_json
+from txstream.failing_batch import FailingBatch, Wait
+from txstream.placement import Assignment, TaskPlace
+from txstream.transaction import FIRST_TXID, Epoch, Txid
 from txstream.zookeeper.fenced_tree import FencedTree
+from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.tree import Create, Delete, LostAnswerError, Operation, SetData
+from txstream.zookeeper.znode_size import MAX_DOCUMENT_BYTES, pack, unpack
+from txstream.zookeeper.znode_values import StoredEpoch, parse_object, take, take_attempt, take_time
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _TRIES = 3
+_FIELDS = {"component", "task", "slot", "worker", "host", "seconds", "tuples"}
 
 
-class NoteWriter:
-    """Writes one such znode, under the leader's claim. After the first, a write is one round trip."""
+@dataclass(frozen=True)
+class Note(Generic[T]):
+    """One kind of note, in the znode `name`. `encode` gets the leader's epoch too, and returns None for a
+    note that is to be deleted. `decode` gets the znode's path, and returns None beside a value that stands
+    whoever leads, otherwise the epoch of the only leader for whom it does."""
 
-    def __init__(self, fenced: FencedTree, path: str, name: str) -> None:
+    name: str
+    encode: Callable[[T, Epoch], bytes | None]
+    decode: Callable[[bytes, str], tuple[Epoch | None, T]]
+
+
+class Notes:
+    """The notes of one topology. After its first write, a note costs one round trip."""
+
+    def __init__(self, fenced: FencedTree, paths: Paths, lock: threading.RLock) -> None:
         self._fenced = fenced
-        self._path = path
-        self._name = name
-        self._version: int | None = None
+        self._paths = paths
+        self._lock = lock
+        self._versions: dict[str, int] = {}
 
-    def write(self, data: bytes | None) -> None:
-        """Store `data`; None deletes the znode. Raises FencedError, ServiceUnavailableError."""
+    def put(self, note: Note[T], value: T) -> None:
+        """Store `value`, under the leader's claim. Raises FencedError, ServiceUnavailableError, and
+        CorruptStateError if the topology was deleted."""
+        with self._lock:
+            self._write(note.name, note.encode(value, self._fenced.require_claim()[0].epoch))
+
+    def get(self, note: Note[T]) -> T | None:
+        """Return what a leader wrote last; None if there is nothing. Raises CorruptStateError."""
+        with self._lock:
+            tree, path = self._fenced.tree, self._paths.note(note.name)
+            tree.sync()
+            node = tree.get(path)
+            if node is None:
+                return None
+            written_by, value = note.decode(node.data, path)
+            if written_by is None:
+                return value
+            epoch = tree.get(self._paths.epoch)
+            led_by = None if epoch is None else StoredEpoch.decode(epoch.data, self._paths.epoch).epoch
+            return value if led_by == written_by else None
+
+    def _write(self, name: str, data: bytes | None) -> None:
+        path = self._paths.note(name)
         for _ in range(_TRIES):
-            operation, version = self._operation(data)
+            operation = self._operation(path, data)
             if operation is None:
                 return
-            problem = self._fenced.try_multi(self._name, [operation])
+            problem = self._fenced.try_multi(f"write_{name}", [operation])
+            version = self._versions.pop(path, -1)
             if problem is None:
-                self._version = version
+                if data is not None:
+                    self._versions[path] = version + 1
                 return
-            self._version = None
             if isinstance(problem, LostAnswerError) and data is not None:
-                log.info("whether %s was written is not known: %s", self._path, problem)
+                log.info("whether %s was written is not known: %s", path, problem)
                 return
             self._fenced.verify()
-        log.warning("%s was not written, because something else writes there", self._path)
+        log.warning("%s was not written, because something else writes there", path)
 
-    def _operation(self, data: bytes | None) -> tuple[Operation | None, int | None]:
-        """Return the write, if there is anything to do, and the version that the znode has after it."""
-        if self._version is None:
-            node = self._fenced.tree.get(self._path)
+    def _operation(self, path: str, data: bytes | None) -> Operation | None:
+        """Return the write, if there is anything to do."""
+        if path not in self._versions:
+            node = self._fenced.tree.get(path)
             if node is None:
-                return (None, None) if data is None else (Create(self._path, data), 0)
-            self._version = node.version
-        if data is None:
-            return Delete(self._path, self._version), None
-        return SetData(self._path, data, self._version), self._version + 1
+                return None if data is None else Create(path, data)
+            self._versions[path] = node.version
+        version = self._versions[path]
+        return Delete(path, version) if data is None else SetData(path, data, version)
+
+
+def _encode_assignment(assignment: Assignment, _: Epoch) -> bytes:
+    """Return the part that is stored. Beyond the size of one request, the quickest tasks are left out."""
+    tasks = assignment.tasks
+    while True:
+        left_out = assignment.left_out + len(assignment.tasks) - len(tasks)
+        document = {
+            "txid": assignment.txid,
+            "attempt": assignment.attempt,
+            "at": assignment.at.isoformat(),
+            "left_out": left_out,
+            "tasks": [_task_document(place) for place in tasks],
+        }
+        data = pack(to_json(document).encode())
+        if len(data) <= MAX_DOCUMENT_BYTES or not tasks:
+            return data
+        tasks = tuple(sorted(tasks, key=lambda place: -place.seconds)[: len(tasks) // 2])
+
+
+def _decode_assignment(data: bytes, path: str) -> tuple[None, Assignment]:
+    document = parse_object(unpack(data, path), path, {"txid", "attempt", "at", "left_out", "tasks"})
+    txid, left_out = (take(document, name, int, path) for name in ("txid", "left_out"))
+    if txid < FIRST_TXID or left_out < 0:
+        raise CorruptStateError(f"{path}: txid {txid} with {left_out} tasks left out cannot be")
+    return None, Assignment(
+        Txid(txid),
+        take_attempt(document, path),
+        take_time(document, "at", path),
+        tuple(_task_place(task, path) for task in take(document, "tasks", list, path)),
+        left_out,
+    )
+
+
+def _task_document(place: TaskPlace) -> dict[str, Any]:
+    return {
+        "component": place.component,
+        "task": place.task,
+        "slot": place.slot,
+        "worker": place.worker,
+        "host": place.host,
+        "seconds": round(float(place.seconds), 6),
+        "tuples": place.tuples,
+    }
+
+
+def _task_place(document: Any, path: str) -> TaskPlace:
+    if not isinstance(document, dict) or set(document) != _FIELDS:
+        raise CorruptStateError(
+            f"{path}: expected a task with the fields {', '.join(sorted(_FIELDS))}, found {document!r:.200}"
+        )
+    place = TaskPlace(
+        take(document, "component", str, path),
+        take(document, "task", int, path),
+        take(document, "slot", int, path),
+        take(document, "worker", str, path),
+        take(document, "host", str, path),
+        take(document, "seconds", float, path),
+        take(document, "tuples", int, path),
+    )
+    if min(place.task, place.slot, place.tuples, place.seconds) < 0 or not math.isfinite(place.seconds):
+        raise CorruptStateError(f"{path}: a task cannot have these numbers: {document!r:.200}")
+    return place
+
+
+def _encode_failing(batch: FailingBatch, _: Epoch) -> bytes:
+    document = {"txid": batch.txid, "attempt": batch.attempt, "at": batch.at.isoformat()}
+    return to_json({**document, "reasons": dict(batch.reasons)}).encode()
+
+
+def _decode_failing(data: bytes, path: str) -> tuple[None, FailingBatch]:
+    document = parse_object(data, path, {"txid", "attempt", "at", "reasons"})
+    txid, reasons = take(document, "txid", int, path), take(document, "reasons", dict, path)
+    if txid < FIRST_TXID or not all(type(times) is int and times > 0 for times in reasons.values()):
+        raise CorruptStateError(f"{path}: txid {txid} cannot have failed so: {reasons!r:.200}")
+    return None, FailingBatch(
+        Txid(txid), take_attempt(document, path), take_time(document, "at", path), reasons
+    )
+
+
+def _encode_waiting(waits: Sequence[Wait], epoch: Epoch) -> bytes | None:
+    if not waits:
+        return None
+    listed = [
+        {"what": one.what, "since": one.since.isoformat(), "because": one.because, "reason": one.reason}
+        for one in waits
+    ]
+    return to_json({"epoch": epoch, "waits": listed}).encode()
+
+
+def _decode_waiting(data: bytes, path: str) -> tuple[Epoch, Sequence[Wait]]:
+    document = parse_object(data, path, {"epoch", "waits"})
+    found = []
+    for one in take(document, "waits", list, path):
+        if not isinstance(one, dict) or set(one) != {"what", "since", "because", "reason"}:
+            raise CorruptStateError(f"{path}: expected what is waited for, found {one!r:.200}")
+        what, because, reason = (take(one, name, str, path) for name in ("what", "because", "reason"))
+        found.append(Wait(what, take_time(one, "since", path), because, reason))
+    return Epoch(take(document, "epoch", int, path)), tuple(found)
+
+
+ASSIGNMENT = Note("assignment", _encode_assignment, _decode_assignment)
+"""Where the tasks of a recent batch ran."""
+FAILING = Note("failing", _encode_failing, _decode_failing)
+"""Why a batch fails."""
+WAITING = Note("waiting", _encode_waiting, _decode_waiting)
+"""What the leader waits for, or did when it ended; without waits, the znode is deleted."""
+TREES = Note[Mapping[str, Any]](
+    "trees",
+    lambda document, _: to_json(document).encode(),
+    lambda data, path: (None, parse_object(data, path)),
+)
+"""How a topology of tracked tuples is doing."""

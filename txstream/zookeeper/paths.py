@@ -67,21 +67,8 @@ class Paths:
     def answered(self) -> str:
         return f"{self.requests}/answered"
 
-    @property
-    def assignment(self) -> str:
-        return f"{self.base}/assignment"
-
-    @property
-    def failing(self) -> str:
-        return f"{self.base}/failing"
-
-    @property
-    def waiting(self) -> str:
-        return f"{self.base}/waiting"
-
-    @property
-    def trees(self) -> str:
-        return f"{self.base}/trees"
+    def note(self, name: str) -> str:
+        return f"{self.base}/{name}"
 
 
 def znode_in(error: Exception) -> str:

@@ -15,17 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from txstream.api.errors import CoordinatorError, CorruptStateError, ServiceUnavailableError
-from txstream.batch_metas import BatchMetas, MetaCodec, to_json
-from txstream.failing_batch import FailingBatch, Wait
-from txstream.placement import Assignment
+from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.transaction import FIRST_TXID, AttemptId, Epoch, Txid
-from txstream.zookeeper.failing_note import encode_failing, encode_waiting, read_failing, read_waiting
 from txstream.zookeeper.fenced_tree import MAX_RACES, FencedTree, Hook
 from txstream.zookeeper.identity import Identity
-from txstream.zookeeper.notes import NoteWriter
+from txstream.zookeeper.notes import Notes
 from txstream.zookeeper.paths import Paths
-from txstream.zookeeper.placement_note import encode_assignment, read_assignment
-from txstream.zookeeper.progress_contract import Progress
 from txstream.zookeeper.rebuilt_progress import rebuild
 from txstream.zookeeper.request_queue import LeaderRequests
 from txstream.zookeeper.requests import Request, Requests
@@ -40,11 +35,19 @@ from txstream.zookeeper.tree import (
     SetData,
     Tree,
 )
-from txstream.zookeeper.znode_values import MAX_ATTEMPT, StoredBatch, StoredCurrent, parse_object
+from txstream.zookeeper.znode_values import MAX_ATTEMPT, Progress, StoredBatch, StoredCurrent
 
 
-class TreeProgress:
-    """A `ProgressStore` over `tree`. May be called from several threads; calls are served one at a time."""
+class ProgressStore:
+    """One topology's progress, as one driver sees it.
+
+    May be called from several threads; calls are served one at a time. What varies is the tree.
+
+    The order is `read_identity` / `create_identity`, `claim_epoch`, `load`, then `persist` and `advance`.
+    While the store is away, every call waits; it raises WaitStoppedError or ServiceUnavailableError when it
+    may wait no longer. Once another driver has claimed a newer epoch, every write raises FencedError. What
+    cannot be read raises CorruptStateError with its path.
+    """
 
     def __init__(self, tree: Tree, paths: Paths, codec: MetaCodec[Any], *, hook: Hook | None = None) -> None:
         self._tree = tree
@@ -52,11 +55,8 @@ class TreeProgress:
         self._codec = codec
         self._fenced = FencedTree(tree, paths, hook)
         self._requests = LeaderRequests(self._fenced, paths)
-        self._assignment = NoteWriter(self._fenced, paths.assignment, "write_assignment")
-        self._failing = NoteWriter(self._fenced, paths.failing, "write_failing")
-        self._waiting = NoteWriter(self._fenced, paths.waiting, "write_waiting")
-        self._trees = NoteWriter(self._fenced, paths.trees, "write_trees")
         self._lock = threading.RLock()
+        self.notes = Notes(self._fenced, paths, self._lock)
         self._current: tuple[Txid, int] | None = None
         self._meta_versions: dict[Txid, int] = {}
 
@@ -67,6 +67,7 @@ class TreeProgress:
     # --- identity and epoch ---------------------------------------------------------------------------
 
     def read_identity(self) -> Identity | None:
+        """Return the stored identity; None before the topology was first run."""
         path = self._paths.identity
         with self._lock:
             self._tree.sync()
@@ -83,6 +84,7 @@ class TreeProgress:
             return Identity.decode(node.data, path)
 
     def create_identity(self, identity: Identity) -> Identity:
+        """Store `identity` and an empty progress in one write, unless there is one. Return the stored one."""
         operations = [
             Create(self._paths.identity, identity.encode()),
             Create(self._paths.coordinator, b""),
@@ -108,6 +110,9 @@ class TreeProgress:
         raise CorruptStateError(f"{self._paths.identity} cannot be created: {problem}")
 
     def replace_identity(self, identity: Identity) -> None:
+        """Store the identity from now on, because a state was added. Called after `claim_epoch`, by a leader
+        that has read the present identity. Repeated until it is known to be stored. Raises FencedError, and
+        CorruptStateError if there is no identity."""
         path = self._paths.identity
         with self._lock:
             self._fenced.require_claim()
@@ -129,25 +134,38 @@ class TreeProgress:
                 self._tree.back_off(failures)
 
     def read_epoch(self) -> Epoch:
+        """Return the greatest epoch claimed so far; 0 before the first."""
         with self._lock:
             return self._fenced.read()
 
     def mend_epoch(self) -> None:
+        """Replace an unreadable stored epoch by a readable one. For `txstream recover`: what this stores is
+        not above the fences; only what is claimed after it is."""
         with self._lock:
             self._fenced.mend()
 
     def claim_epoch(self, at_least: Epoch) -> Epoch:
+        """Claim and return 1 + the greater of the stored epoch and `at_least`.
+
+        If several drivers claim at once, each gets an epoch of its own, and only the last one can write.
+        Raises FencedError if others kept claiming before this one.
+        """
         with self._lock:
             self._current = None
             return self._fenced.claim(at_least)
 
     def verify(self) -> None:
+        """Raise FencedError if the claimed epoch is no longer mine."""
         with self._lock:
             self._fenced.verify()
 
     # --- reading --------------------------------------------------------------------------------------
 
     def load(self) -> Progress:
+        """Return everything stored, as of one moment. Called after the fences were raised, before any write.
+
+        Without a claim it only reads, which is what commands do. Raises CorruptStateError.
+        """
         with self._lock:
             for _ in range(MAX_RACES):
                 self._tree.sync()
@@ -207,10 +225,14 @@ class TreeProgress:
     # --- writing --------------------------------------------------------------------------------------
 
     def check_size(self, metas: BatchMetas[Any]) -> None:
+        """Raise MetaTooLargeError if `metas` could not be stored. Call it before the batch is emitted: after
+        its commit it is too late to refuse the batch."""
         # With the longest attempt id that there is, so that what passes here passes with any id.
         StoredBatch(metas, AttemptId(MAX_ATTEMPT)).encode(self._codec)
 
     def persist(self, txid: Txid, metas: BatchMetas[Any]) -> BatchMetas[Any]:
+        """Store the plan of the next txid, before anything of it is emitted. Return what is stored, which is
+        another plan if one was there. Raises MetaTooLargeError, CoordinatorError (not the next txid)."""
         with self._lock:
             current, version = self._require_loaded()
             following = Txid(max(self._meta_versions, default=current - 1) + 1)
@@ -248,6 +270,8 @@ class TreeProgress:
         return batch.metas
 
     def amend(self, txid: Txid, metas: BatchMetas[Any]) -> None:
+        """Store the plan of a txid that is not committed again, with the records that it leaves out. Repeated
+        until it is known to be stored. Raises MetaTooLargeError, CoordinatorError (no such plan)."""
         with self._lock:
             current, current_version = self._require_loaded()
             version = self._meta_versions.get(txid)
@@ -270,6 +294,9 @@ class TreeProgress:
             self._meta_versions[txid] = version + 1
 
     def advance(self, txid: Txid, attempt: AttemptId, metas: BatchMetas[Any] | None) -> None:
+        """Store that `attempt` has committed `txid`, the current one: current becomes txid + 1, the metas
+        before txid are deleted, txid's own stay. `metas` is None if they were persisted. Repeated until it is
+        known to be stored."""
         with self._lock:
             current, version = self._require_loaded()
             if txid != current:
@@ -333,6 +360,8 @@ class TreeProgress:
         return self._current
 
     def rebuild(self, identity: Identity, progress: Progress) -> None:
+        """Store these in place of whatever was there, readable or not. For `txstream recover`, after an epoch
+        was claimed and every fence raised. Repeated until it is known to be stored."""
         with self._lock:
             self._current = None
             self._fenced.outdate()
@@ -341,55 +370,36 @@ class TreeProgress:
     # --- for operators --------------------------------------------------------------------------------
 
     def read_requests(self) -> Requests:
+        """Return what operators have put in force, and their requests that wait for an answer. Without a
+        claim it only reads. Called when a leader starts, and whenever `watch_requests` told of a change.
+
+        Raises CorruptStateError."""
         with self._lock:
             return self._requests.read()
 
     def answer_request(self, request: Request, refused: str | None, told: Mapping[str, Any]) -> None:
+        """Answer one of the waiting requests. `refused` says why it is refused; if None, it is in force from
+        now on, for this leader and for all later ones. `told` is for whoever asked.
+
+        Called on the driver, once per request, after it was carried out: an unanswered request goes to the
+        next leader. Repeated until it is known to be stored."""
         with self._lock:
             self._requests.answer(request, refused, told)
 
     def watch_requests(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` soon, and again whenever requests may have come. Return a function that ends this.
+        The watch survives lost connections and sessions, and costs nothing while nobody asks.
+
+        `changed` is called from a thread of ZooKeeper's client, so it must return at once and must not call
+        this store; what it raises is logged."""
         # Without the lock: `changed` may be called at once, from another thread.
         return self._requests.watch(changed)
-
-    def write_assignment(self, assignment: Assignment) -> None:
-        with self._lock:
-            self._assignment.write(encode_assignment(assignment))
-
-    def read_assignment(self) -> Assignment | None:
-        with self._lock:
-            return read_assignment(self._tree, self._paths)
-
-    def write_failing(self, batch: FailingBatch) -> None:
-        with self._lock:
-            self._failing.write(encode_failing(batch))
-
-    def read_failing(self) -> FailingBatch | None:
-        with self._lock:
-            return read_failing(self._tree, self._paths)
-
-    def write_waiting(self, waits: Sequence[Wait]) -> None:
-        with self._lock:
-            epoch = self._fenced.require_claim()[0].epoch
-            self._waiting.write(encode_waiting(epoch, waits) if waits else None)
-
-    def read_waiting(self) -> tuple[Wait, ...]:
-        with self._lock:
-            return read_waiting(self._tree, self._paths)
-
-    def write_trees(self, document: Mapping[str, Any]) -> None:
-        with self._lock:
-            self._trees.write(to_json(document).encode())
-
-    def read_trees(self) -> Mapping[str, Any] | None:
-        with self._lock:
-            self._tree.sync()
-            node = self._tree.get(self._paths.trees)
-            return None if node is None else parse_object(node.data, self._paths.trees)
 
     # --- deleting -------------------------------------------------------------------------------------
 
     def delete_everything(self, *, unless_led: bool = False) -> None:
+        """Remove the topology's progress and identity, all or nothing. With `unless_led`, only while nobody
+        has claimed an epoch; raises FencedError if somebody has."""
         problem: RefusedError | LostAnswerError | None = None
         with self._lock:
             if not unless_led:

@@ -13,9 +13,8 @@ from txstream.batch_metas import MetaCodec
 from txstream.zookeeper.fenced_tree import MAX_RACES, FencedTree
 from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.paths import Paths
-from txstream.zookeeper.progress_contract import Progress
 from txstream.zookeeper.tree import Create, Delete, LostAnswerError, Operation, SetData, Tree
-from txstream.zookeeper.znode_values import StoredCurrent
+from txstream.zookeeper.znode_values import Progress, StoredCurrent
 
 
 def rebuild(

@@ -91,6 +91,16 @@ class StoredBatch:
         return cls(codec.decode(take(document, "metas", dict, path), path), attempt)
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a topology stands. `current` commits next; `committed_by` committed the txid before it (None
+    before the first). `batches` begins at current - 1 (at 1 before the first commit) and has no gap."""
+
+    current: Txid
+    committed_by: AttemptId | None
+    batches: Mapping[Txid, StoredBatch]
+
+
 def parse_object(data: bytes, path: str, fields: set[str] | None = None) -> dict[str, Any]:
     """Return a JSON object, with exactly these fields if given. Raises CorruptStateError."""
     try:

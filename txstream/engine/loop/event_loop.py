@@ -38,7 +38,6 @@ from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.operator_changes import Judgement, Steering
 from txstream.engine.loop.operator_requests import Operators, question
-from txstream.engine.loop.outages import RunAbortedError, Waiting
 from txstream.engine.loop.pace import Pace
 from txstream.engine.loop.planning import Planning
 from txstream.engine.loop.processing import Processing
@@ -47,6 +46,7 @@ from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Event, Lane, Workers
 from txstream.report import BatchTiming, Statistics
 from txstream.transaction import TransactionAttempt, Txid
+from txstream.waiting import RunAbortedError, Waiting
 from txstream.zookeeper import ProgressStore, Request
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,8 @@ from typing import Any
 from txstream.api.errors import BatchFailedError, ServiceUnavailableError
 from txstream.api.spouts import PartitionCoordinator
 from txstream.engine.loop.open_batches import Batches
-from txstream.engine.loop.outages import Waiting
-from txstream.engine.loop.retry_policy import BACKOFF_FIRST_SECONDS, BACKOFF_LONGEST_SECONDS
 from txstream.engine.loop.workers import Lane
+from txstream.waiting import BACKOFF, Waiting
 
 _WHAT = "the end of the log"
 
@@ -41,7 +40,7 @@ class LogEnd:
         except (ServiceUnavailableError, BatchFailedError) as error:
             self._waiting.begin(_WHAT, _WHAT, error)
 
-    def go_on(self, batches: Batches, delay_seconds: float = BACKOFF_FIRST_SECONDS) -> None:
+    def go_on(self, batches: Batches, tries: int = 1) -> None:
         """Ask again, less and less often, until it is known. Called on the loop's thread."""
         if not self._is_wanted or self.targets is not None:
             return
@@ -52,10 +51,11 @@ class LogEnd:
 
         def failed(error: BaseException) -> None:
             if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
-                self.go_on(batches, min(2 * delay_seconds, BACKOFF_LONGEST_SECONDS))
+                self.go_on(batches, tries + 1)
             else:
                 batches.fail_run(error)
 
         batches.workers.after(
-            delay_seconds, lambda: batches.workers.submit(Lane.PLAN, self._spout.targets, done, failed)
+            BACKOFF.after(tries),
+            lambda: batches.workers.submit(Lane.PLAN, self._spout.targets, done, failed),
         )

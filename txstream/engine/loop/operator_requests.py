@@ -18,13 +18,13 @@ from txstream.coordinator import Coordinator
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.batch.task_tree import TellsTasks
 from txstream.engine.loop.operator_changes import Judgement, Steering
-from txstream.engine.loop.outages import Waiting
 from txstream.engine.loop.workers import Lane, Workers
 from txstream.failing_batch import FailingBatch, Wait
 from txstream.placement import Assignment
 from txstream.story import LONGEST_STORY
 from txstream.transaction import Txid
-from txstream.zookeeper import Kind, ProgressStore, Request, Requests
+from txstream.waiting import Waiting
+from txstream.zookeeper import ASSIGNMENT, FAILING, WAITING, Kind, ProgressStore, Request, Requests
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Operators:
 
     def failed(self, batch: FailingBatch) -> None:
         """Store an attempt's failure. Each is stored: they are few, since attempts wait ever longer."""
-        self._write(lambda: self._store.write_failing(batch))
+        self._write(lambda: self._store.notes.put(FAILING, batch))
 
     def note(self, write: Callable[[], None], then: Callable[[], None]) -> None:
         """Have a note stored, and call `then`, whether or not that was possible."""
@@ -143,7 +143,7 @@ class Operators:
         waits = self._waiting.waits
         if waits != self._told_waits:
             self._told_waits = waits
-            self._store.write_waiting(waits)
+            self._store.notes.put(WAITING, waits)
 
     # --- requests -------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Operators:
         self._written = assignment
         self._pauses = True
         self._loop.workers.after(ASSIGNMENT_SECONDS, self._pause_is_over)
-        self._write(lambda: self._store.write_assignment(assignment))
+        self._write(lambda: self._store.notes.put(ASSIGNMENT, assignment))
 
     def _pause_is_over(self) -> None:
         self._pauses = False
@@ -219,7 +219,7 @@ class Operators:
 
     def _write_last(self) -> None:
         if self._newest is not None and self._newest is not self._written:
-            self._store.write_assignment(self._newest)
+            self._store.notes.put(ASSIGNMENT, self._newest)
 
 
 def question(

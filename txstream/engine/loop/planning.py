@@ -21,12 +21,12 @@ from txstream.engine.batch.sizing import ONE_TASK_RECORDS, planned_records
 from txstream.engine.loop.leadership_watch import if_leading
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Batches
-from txstream.engine.loop.outages import Waiting
 from txstream.engine.loop.pace import Pace
 from txstream.engine.loop.retries import Retries
 from txstream.engine.loop.unreadable_partitions import CHECK_SECONDS, UnreadablePartitions
 from txstream.engine.loop.workers import Lane
 from txstream.transaction import Txid
+from txstream.waiting import Waiting
 from txstream.zookeeper import ProgressStore
 
 log = logging.getLogger(__name__)

@@ -23,10 +23,8 @@ from txstream.api.errors import (
 )
 from txstream.batch_metas import BatchMetas
 from txstream.transaction import TransactionAttempt
+from txstream.waiting import BACKOFF
 from txstream.wording import storable
-
-BACKOFF_FIRST_SECONDS = 0.05
-BACKOFF_LONGEST_SECONDS = 5.0
 
 WARM_UP_SECONDS = 30.0
 """What a run's first attempts, and those after a timeout, have on top of the message timeout: Python workers
@@ -198,7 +196,4 @@ class TxidFailures:
     @property
     def delay_seconds(self) -> float:
         """How long the next attempt waits, because a failure seldom goes away at once."""
-        if self.attempts == 0:
-            return 0.0
-        doubled = BACKOFF_FIRST_SECONDS * 2.0 ** min(self.attempts - 1, 30)
-        return min(doubled, BACKOFF_LONGEST_SECONDS)
+        return BACKOFF.after(self.attempts)

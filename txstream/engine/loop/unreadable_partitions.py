@@ -11,9 +11,9 @@ from txstream.api.spouts import PartitionCoordinator, Unavailable
 from txstream.coordinator import EmitBatch
 from txstream.engine.loop.leadership_watch import if_leading
 from txstream.engine.loop.open_batches import Batches
-from txstream.engine.loop.outages import Waiting
 from txstream.engine.loop.workers import Lane
 from txstream.transaction import Txid
+from txstream.waiting import Waiting
 from txstream.wording import in_order
 from txstream.zookeeper import ProgressStore
 

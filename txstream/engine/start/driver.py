@@ -25,12 +25,12 @@ from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import StateTarget
 from txstream.engine.commit.state_targets import map_bindings
 from txstream.engine.loop.leadership_watch import Abortable
-from txstream.engine.loop.outages import Waiting
 from txstream.engine.loop.workers import Workers
 from txstream.engine.start.takeover import Takeover, check_identity, take_up
 from txstream.report import BatchTiming, RunProgress, RunReport
 from txstream.state import FenceLockedError
 from txstream.transaction import Txid
+from txstream.waiting import Waiting
 from txstream.zookeeper import ProgressStore, Requests
 
 RunnerFactory = Callable[[ExecutionPlan], BatchRunner]

@@ -26,13 +26,13 @@ from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import StateTarget, state_targets
 from txstream.engine.loop.leadership_watch import Abortable, watch_leadership
 from txstream.engine.loop.ledger_pruning import LedgerPruner
-from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.loop.workers import ThreadWorkers, Workers
 from txstream.engine.start.driver import RunnerFactory
 from txstream.engine.start.takeover import check_identity
 from txstream.engine.start.warm_standby import Readiness
 from txstream.settings import COLD, WARM, Settings
 from txstream.state import FenceLockedError, StateBackend, open_database
+from txstream.waiting import RunAbortedError
 from txstream.zookeeper import Leadership, ProgressStore, Requests, ZooKeeper, ZooKeeperProgress
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from functools import partial
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.loop.operator_changes import Judgement
 from txstream.engine.loop.operator_requests import Operators
-from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.loop.retry_policy import shortened
 from txstream.engine.loop.workers import Lane
 from txstream.engine.start.driver import Ready
 from txstream.engine.tracked.loop import Cut, TrackedLoop
 from txstream.engine.tracked.report import Meter
-from txstream.zookeeper import Kind, Request
+from txstream.waiting import RunAbortedError
+from txstream.zookeeper import TREES, Kind, Request
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ class Turns:
             self._ends = self.caught_up = now - self._quiet_since >= _QUIET_SECONDS
         if self._ends:
             document = self._meter.document(now)
-            self._operators.finish(lambda: self._store.write_trees(document))
+            self._operators.finish(lambda: self._store.notes.put(TREES, document))
 
     # --- micro-batches ------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class Turns:
         if not self._ends:
             document = self._meter.document(self.workers.now())
             again = partial(self.workers.after, _NOTE_SECONDS, self._note)
-            self._operators.note(lambda: self._store.write_trees(document), again)
+            self._operators.note(lambda: self._store.notes.put(TREES, document), again)
 
     # --- the end ------------------------------------------------------------------------------------
 

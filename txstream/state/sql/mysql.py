@@ -8,7 +8,7 @@ idle transactions alone: it ends every session that is idle for that long, and t
 pause connects again.
 
 DDL is not transactional: CREATE TABLE commits what was done before it. So the code that creates tables
-(`tables`, `added_columns`, `framework_revisions`) is written so that the next start can continue it.
+(`tables`, `framework_tables`) is written so that the next start can continue it.
 
 Rowcounts count the rows found, not those changed: SQLAlchemy asks PyMySQL for CLIENT.FOUND_ROWS.
 """
@@ -48,8 +48,7 @@ from txstream.state.records import FenceLockedError
 from txstream.state.sql import mysql_types
 from txstream.state.sql.dialect import COLUMN_TYPES, Upsert
 from txstream.state.sql.errors import Failure, driver_error
-from txstream.state.sql.mysql_connect import connect, is_mariadb, place
-from txstream.state.sql.mysql_errors import classify
+from txstream.state.sql.mysql_connect import classify, connect, is_mariadb, place
 from txstream.state.sql.mysql_statements import JoinedUpsert
 from txstream.state.sql.mysql_types import BinaryKey, TextKey, TextValue, collation
 from txstream.state.sql.server_timeouts import ServerDialect, driver_of
