@@ -34,8 +34,9 @@ from txstream.state.store import layout
 from txstream.state.store.backend import StoreBackend
 from txstream.state.store.merging import RowRules, RowValues, Values
 from txstream.testing.simulation.source import LogCoordinator
+from txstream.testing.simulation.stores import Held, Server
 from txstream.testing.simulation.tasks import Task
-from txstream.testing.simulation.world import FAULTS, Tree, WrongResultError
+from txstream.testing.simulation.world import FAULTS, Tree, World, WrongResultError
 from txstream.transaction import AttemptId, Epoch, TransactionAttempt, Txid, attempt_id
 from txstream.zookeeper import ProgressStore
 from txstream.zookeeper.tree import Check, Operation
@@ -509,6 +510,44 @@ class PlacesLiveInTheProcess(
     """Where the log ended when the first run began is only remembered until a batch of records has it."""
 
 
+_apply, _server_begins, _look_at_the_end = Held.apply, Server.begin, World._check
+
+
+def _keep_rows_back(held: Held) -> None:
+    server = held._store.server
+    rows = {space: held._changed.pop(space) for space in [*held._changed] if space.startswith("rows/")}
+    _apply(held)
+    vars(server)["kept_back"] = rows
+
+
+def _write_what_was_kept_back(server: Any) -> None:
+    for space, rows in vars(server).pop("kept_back", {}).items():
+        for key, value in rows.items():
+            layout.apply_to(server.spaces, space, key, value)
+
+
+def _write_before_the_next(server: Server, transaction: Held) -> None:
+    _write_what_was_kept_back(server)
+    _server_begins(server, transaction)
+
+
+def _write_before_the_end(world: World, when: str) -> None:
+    for server in world.servers:
+        _write_what_was_kept_back(server)
+    _look_at_the_end(world, when)
+
+
+class TablesLagBehind(
+    Mutations,
+    replaces={
+        "testing.simulation.stores.Held.apply": _keep_rows_back,
+        "testing.simulation.stores.Server.begin": _write_before_the_next,
+        "testing.simulation.world.World._check": _write_before_the_end,
+    },
+):
+    """The rows of a batch are written when the next transaction begins, the last ones before anyone looks."""
+
+
 ZOMBIES = {"freeze": 0.03, "commit late": 0.1, "call late": 0.1}
 MORE_ZOMBIES = {"freeze": 0.05, "commit late": 0.15, "call late": 0.15}
 CRASHES = {"crash": 0.02, "call late": 0.15}
@@ -608,6 +647,8 @@ HUNTS = [
     Hunt(AGapIsBuiltUpon, WrongResultError, OPAQUE),
     Hunt(AGapIsBuiltUpon, WrongResultError, TRANSACTIONAL, 2),
     Hunt(TheOutcomeIsTheRowsAttempt, ProgressMismatchError, OPAQUE, 1, LATE),
+    Hunt(TablesLagBehind, WrongResultError, OPAQUE),
+    Hunt(TablesLagBehind, WrongResultError, TRANSACTIONAL, 2),
     Hunt(PlacesLiveInTheProcess, WrongResultError, OPAQUE, 1, at_end=True),
     Hunt(PlacesLiveInTheProcess, WrongResultError, OPAQUE, 2, at_end=True),
     Hunt(PlacesLiveInTheProcess, WrongResultError, TRANSACTIONAL, 1, at_end=True),

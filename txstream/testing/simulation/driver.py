@@ -196,8 +196,7 @@ class Driver(Actor, Watcher):
         self._attempts.append(emit.attempt)
 
     def committed(self, attempt: TransactionAttempt) -> None:
-        self.world.note(f"{self} has committed {attempt}")
-        self.world.batches_committed = max(self.world.batches_committed, attempt.txid)
+        self.world.committed(self, attempt)
 
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
         self.world.note(f"{self}: {attempt} fails: {error}")
