@@ -20,7 +20,7 @@ from support.storm import states
 
 from txstream.api.errors import BatchTimeoutError
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.engine.fault_points import Point
+from txstream.fault_points import Point
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import AttemptState, TopologyTest
 

@@ -42,7 +42,7 @@ from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.commit import state_targets as targets
 from txstream.engine.commit.shares import Message, rows_written
 from txstream.engine.commit.worker_databases import StorePlace
-from txstream.engine.fault_points import Point
+from txstream.fault_points import Point
 from txstream.semantics import Semantics
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateBackend, StateDatabase, TopologyStates, open_database, register_backend

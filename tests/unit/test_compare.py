@@ -49,8 +49,8 @@ from txstream.compare.truth import _OnlyTheSourceKnowsError, _row, folded_truth
 from txstream.compare.variant import clipped, fixed_end, is_reached, under_own_names, with_batches_of
 from txstream.coordinator import EmitBatch
 from txstream.engine.batch.executor_failures import CrashError
-from txstream.engine.fault_points import Point
 from txstream.examples import accounts, word_count
+from txstream.fault_points import Point
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.memory import MemoryRange, MemorySpout
 from txstream.testing.determinism import NotDeterministicError

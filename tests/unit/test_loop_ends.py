@@ -24,10 +24,10 @@ from txstream.api.errors import (
     StateValueError,
 )
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.engine.fault_points import WRITE_POINTS, Point
 from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.loop.retry_policy import BACKOFF_LONGEST_SECONDS, TxidFailures, Verdict, judge
 from txstream.engine.start.run_services import RunServices
+from txstream.fault_points import WRITE_POINTS, Point
 from txstream.settings import Settings
 from txstream.transaction import Epoch, TransactionAttempt, Txid
 

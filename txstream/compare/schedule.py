@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from txstream.api.errors import BatchFailedError, PartitionUnavailableError, UsageError
 from txstream.engine.batch.executor_failures import CrashError
-from txstream.engine.fault_points import Point
+from txstream.fault_points import Point
 from txstream.transaction import TransactionAttempt, Txid
 from txstream.wording import in_order
 

@@ -15,7 +15,6 @@ from txstream.api.errors import BoltError, CorruptStateError, TxstreamError, Usa
 from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.batch.executor_failures import CrashError
-from txstream.engine.fault_points import PointListener, nobody_listens
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.outages import RunAbortedError
 from txstream.engine.loop.planning import GATHER_SECONDS
@@ -25,6 +24,7 @@ from txstream.engine.spark.log import writable_spark_log
 from txstream.engine.start.driver import Driver, RunnerFactory
 from txstream.engine.start.run_services import RunServices
 from txstream.engine.tracked.driver import TrackedDriver
+from txstream.fault_points import PointListener, nobody_listens
 from txstream.notebook import html_table
 from txstream.settings import Settings
 from txstream.wording import counted

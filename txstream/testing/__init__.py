@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         Call as Call,
         CallKind as CallKind,
     )
-    from txstream.engine.fault_points import Point as Point
+    from txstream.fault_points import Point as Point
     from txstream.spouts.failure_markers import (
         Crash as Crash,
         CrashError as CrashError,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 # The command line imports `txstream.testing.faults` and must not load an engine with it.
 _HOMES = {
-    "txstream.engine.fault_points": ("Point",),
+    "txstream.fault_points": ("Point",),
     "txstream.engine.batch.recorded_calls": ("Call", "CallKind"),
     "txstream.testing.attempts": ("Attempt", "AttemptState"),
     "txstream.testing.bolts": ("BoltRun", "run_bolt"),

@@ -191,7 +191,7 @@ def _compile_bolt(topology: Topology, component: Component) -> BoltSpec:
         inputs=tuple(Input(grouping, _edge(topology, component, grouping)) for grouping in component.inputs),
         streams=component.streams,
         direct_streams=component.direct_streams,
-        in_commit=component.below_committer or (component.is_committer and not is_state),
+        in_commit=component.runs_in_commit,
         folds_anywhere=is_state,
         merges=isinstance(bolt, (StateCommitter, MergeableBolt)),
         is_dataframe=isinstance(bolt, DataFrameBolt),

@@ -30,7 +30,6 @@ from txstream.coordinator import (
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.commit_phase import CommitPhase
 from txstream.engine.commit.committer import Committer
-from txstream.engine.fault_points import Point, PointListener, nobody_listens
 from txstream.engine.loop.failed_attempts import FailedAttempts
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
@@ -43,6 +42,7 @@ from txstream.engine.loop.processing import Processing
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Event, Lane, Workers
 from txstream.engine.report import BatchTiming, Statistics
+from txstream.fault_points import Point, PointListener, nobody_listens
 from txstream.transaction import TransactionAttempt, Txid
 from txstream.zookeeper import ProgressStore
 
@@ -116,7 +116,10 @@ class EventLoop:
             self, runner, committer, self._planning, unreadable, watcher, self.statistics, codec
         )
         release = self._processing.release
-        self._commits = CommitPhase(self, committer, runner, codec, watcher, self.statistics, release)
+        self._commits = CommitPhase(
+            *(self, committer, runner, codec, watcher, self.statistics, release),
+            has_bolts=any(bolt.runs_in_commit for bolt in topology.bolts),
+        )
 
     # --- for other threads --------------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.bindings import map_bindings
 from txstream.engine.commit.committer import Committer, StateTarget
-from txstream.engine.fault_points import PointListener, nobody_listens
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.failing_record import name_record
 from txstream.engine.loop.log_end import LogEnd
@@ -34,6 +33,7 @@ from txstream.engine.loop.workers import Workers
 from txstream.engine.report import RunReport
 from txstream.engine.start.identity import check_identity
 from txstream.engine.start.takeover import Takeover, take_up
+from txstream.fault_points import PointListener, nobody_listens
 from txstream.state import FenceLockedError
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.zookeeper import ProgressStore, Requests

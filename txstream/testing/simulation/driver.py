@@ -20,13 +20,13 @@ from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import StateTarget
-from txstream.engine.fault_points import Point
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.workers import Workers
 from txstream.engine.start import driver as product
 from txstream.engine.start.driver import Services
 from txstream.engine.start.takeover import Takeover
+from txstream.fault_points import Point
 from txstream.state import FenceLockedError
 from txstream.testing.simulation.program import Program
 from txstream.testing.simulation.source import LogCoordinator

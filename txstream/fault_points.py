@@ -6,6 +6,7 @@ driver. In ordinary runs nothing listens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol
 
@@ -35,6 +36,10 @@ class Point(StrEnum):
 
 WRITE_POINTS = (Point.INSIDE_BEGIN, Point.AFTER_BEGIN, Point.BEFORE_WRITE, Point.AFTER_WRITE)
 """The points that a batch passes only when executors write."""
+
+
+Reached = Callable[[Point], None]
+"""Called by a write that gets to a point, on the thread that does the write."""
 
 
 class PointListener(Protocol):
