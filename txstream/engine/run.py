@@ -230,8 +230,12 @@ class RunningTopology:
 
     def _with_story(self, error: BaseException) -> BaseException:
         loop = self._driver.loop
-        if isinstance(error, TxstreamError) and isinstance(loop, EventLoop):
-            error.story = error.story or loop.coordinator.story.lines()
+        if isinstance(loop, EventLoop):
+            lines = loop.coordinator.story.lines()
+            if isinstance(error, TxstreamError):
+                error.story = error.story or lines
+            else:
+                error.add_note("\n".join(["the coordinator's last events and commands:", *lines]))
         return error
 
     def _told(self, error: BaseException) -> BaseException:

@@ -136,7 +136,7 @@ class DryRuns:
         where = f"ledger of topology {self.topology.id!r}, txid {txid}"
         return DryBatch(
             TransactionAttempt(Txid(txid), row.attempt),
-            self.plan.codec().decode(row.metas, where),
+            self.plan.codec.decode(row.metas, where),
             row.tuples,
             {
                 (place, table): TableDigest.from_document(document)

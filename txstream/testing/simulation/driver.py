@@ -158,6 +158,7 @@ class Driver(Actor, Watcher):
         self.loop = loop
         self.is_started = True
         loop.begin()
+        loop.coordinator.check()
 
     def _lead(self, taken: Takeover) -> None:
         progress, replays = taken.resume.progress, set(taken.resume.replays)
@@ -175,6 +176,7 @@ class Driver(Actor, Watcher):
         if not loop.is_active(attempt):
             loop.carry_out(coordinator.fail(attempt))
             loop.carry_out(coordinator.ack(attempt))
+            coordinator.check()
 
     def pass_point(self, where: str, whose: object = "") -> None:
         if not self.world.has_faults:
