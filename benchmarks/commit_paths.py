@@ -33,11 +33,12 @@ from txstream.api.reducers import Sum
 from txstream.api.spouts import OpaqueSpout, SpoutContext
 from txstream.api.state import SqlState
 from txstream.api.topology import CommitChoice, Topology
+from txstream.batch_metas import Encoded
 from txstream.bolts.sql import SqlStateBolt
 from txstream.digests import digest_of
 from txstream.engine.batch.execution_plan import compile_topology
 from txstream.engine.batch.runner_contract import NOTHING
-from txstream.engine.commit.committer import Committer, ProcessedBatch, StateDeltas, state_targets
+from txstream.engine.commit.committer import Committer, Committing, ProcessedBatch, StateDeltas, state_targets
 from txstream.engine.spark.session import create_context
 from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.spouts.memory import MemorySpout
@@ -167,9 +168,8 @@ class Bench:
         batch = ProcessedBatch(NOTHING, {}, now, now, None)
         prepared = StateDeltas(deltas, digest_of(deltas, ["word"]))
         started = time.perf_counter()
-        self._committers[path].commit(
-            attempt, {}, batch, {"store": prepared}, lambda _: None, write=self._runner.write
-        )
+        one = Committing(attempt, Encoded(), batch, lambda _: None)
+        self._committers[path].commit(one, {"store": prepared}, write=self._runner.write)
         return time.perf_counter() - started
 
     def close(self) -> None:

@@ -45,11 +45,11 @@ from rich.console import Console
 
 import txstream
 from txstream.embedded import embedded
-from txstream.engine.fault_points import Point
 from txstream.engine.spark.session import create_session
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver
 from txstream.engine.start.run_services import RunServices
+from txstream.fault_points import Point
 from txstream.testing import InProcessRunner
 from txstream.transaction import Txid
 

@@ -240,6 +240,7 @@ class Coordinator(Generic[Meta]):
             raise CoordinatorError(f"max_spout_pending is {max_spout_pending}, it must be at least 1")
         self.story = Story()
         self.semantics = semantics
+        self._is_transactional = semantics is Semantics.TRANSACTIONAL
         self.current = current
         self.max_spout_pending = max_spout_pending
         self.last_txid = last_txid
@@ -271,10 +272,6 @@ class Coordinator(Generic[Meta]):
                 f"plans are stored from txid {self.current} on, but the semantics is {self.semantics}, "
                 f"not transactional"
             )
-
-    @property
-    def _is_transactional(self) -> bool:
-        return self.semantics is Semantics.TRANSACTIONAL
 
     # --- questions ----------------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ import txstream
 from txstream import inspect
 from txstream.cli.main import main
 from txstream.embedded import Services
-from txstream.engine.fault_points import Point
 from txstream.examples import word_count
+from txstream.fault_points import Point
 from txstream.state import StateDatabase
 from txstream.testing import CrashError, InProcessRunner
 from txstream.transaction import Txid

@@ -10,10 +10,11 @@ from collections import Counter
 
 import pytest
 
+from guards import GUARDS
 from simulation.histories import Rules, simulate, world_of
 from txstream.api.errors import CorruptStateError, ProgressMismatchError
 from txstream.semantics import Semantics
-from txstream.simulation.world import FAULTS, WrongResultError
+from txstream.simulation.world import FAULTS, World, WrongResultError
 from txstream.zookeeper.tree import Node
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
@@ -97,6 +98,18 @@ def test_a_seed_is_a_whole_history() -> None:
     first, again = (simulate(7, OPAQUE, 2).tell(last=100_000) for _ in range(2))
     assert first == again
     assert first != simulate(8, OPAQUE, 2).tell(last=100_000)
+
+
+@pytest.mark.parametrize("semantics", [OPAQUE, TRANSACTIONAL])
+def test_tables_are_compared_after_every_commit(
+    semantics: Semantics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = dict.fromkeys(FAULTS, 0.0)
+    lagging = Rules(next(guard.patches for guard in GUARDS if guard.mutant == "TablesLagBehind"))
+    with pytest.raises(AssertionError, match="WrongResultError: after the commit of txid 1"):
+        simulate(2, semantics, rules=lagging, faults=nothing)
+    monkeypatch.setattr(World, "_wrong_so_far", lambda *_: None)
+    simulate(2, semantics, rules=lagging, faults=nothing)  # at the end all is there
 
 
 # --- the baseline ------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from txstream.api.topology import Topology
 from txstream.batch_metas import BatchMetas
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
-from txstream.engine.fault_points import Point, PointListener, nobody_listens
 from txstream.engine.loop.workers import Clock, Event, ThreadWorkers
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver, RunnerFactory
+from txstream.fault_points import Point, PointListener, nobody_listens
 from txstream.state import Commit, StateBackend, TopologyStates
 from txstream.state.store.memory import MemoryBackend
 from txstream.testing import InProcessRunner

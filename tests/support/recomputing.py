@@ -49,11 +49,12 @@ from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.reducers import Count, Sum
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
+from txstream.batch_metas import Encoded
 from txstream.bolts.sql import SqlStateBolt
 from txstream.digests import digest_of
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.runner_contract import NOTHING, BatchResult
-from txstream.engine.commit.committer import Committer, ProcessedBatch, StateDeltas, state_targets
+from txstream.engine.commit.committer import Committer, Committing, ProcessedBatch, StateDeltas, state_targets
 from txstream.engine.spark.session import create_context
 from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.state import open_database
@@ -159,7 +160,8 @@ def kill_while_they_write(runner: SparkRunner, url: str) -> dict[str, Any]:
     def commit(txid: int) -> None:
         now = datetime.now(UTC)
         batch = ProcessedBatch(NOTHING, {}, now, now, None)
-        committer.commit(attempt(txid, txid), {}, batch, deltas, lambda _: None, write=runner.write)
+        one = Committing(attempt(txid, txid), Encoded(), batch, lambda _: None)
+        committer.commit(one, deltas, write=runner.write)
 
     parts = make_url(url)
     server: dict[str, Any] = {"host": str(parts.query["host"]), "user": "postgres"}

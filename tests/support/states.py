@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +12,7 @@ import pyarrow as pa
 from support.tables import read_rows
 from txstream.api.reducers import Reducer, Sum
 from txstream.api.state import SqlState
+from txstream.fault_points import Reached
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord, Commit, FenceRow, TableSpec, TopologyStates
 from txstream.state.commit_protocol import nobody
@@ -89,7 +90,7 @@ class Rig:
         deltas: Mapping[Any, Any] | pa.Table | None,
         *,
         under: TransactionAttempt | None = None,
-        reached: Callable[[str], None] = nobody,
+        reached: Reached = nobody,
         metas: dict[str, Any] | None = None,
         error: str | None = None,
     ) -> TransactionAttempt:

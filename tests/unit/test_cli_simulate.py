@@ -42,7 +42,8 @@ def test_a_failure_is_saved_and_replayed_step_by_step(
     status, out, _ = run(capsys, WRONG, "--seed", "1", "--schedules", "50", "--save", str(saved))
     assert status == 1
     assert "the schedule of seed " in out
-    assert "WrongResultError: at the end, table 'kept'" in out
+    assert "WrongResultError: after the commit of txid " in out
+    assert ", table 'kept'" in out
     assert out.endswith("exact: no\n")
     assert "history" in json.loads(saved.read_text())
     status, out, _ = run(capsys, WRONG, "--replay", str(saved))

@@ -41,7 +41,7 @@ from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.batch.shares import Message
 from txstream.engine.commit import committer as commit, state_targets as targets
-from txstream.engine.fault_points import WRITE_POINTS, Point
+from txstream.fault_points import WRITE_POINTS, Point
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase
 from txstream.testing import AttemptState, CrashError, NotReachedError, TopologyTest
@@ -343,7 +343,7 @@ def test_the_ledger_has_the_time_of_each_step_and_the_attempts_that_failed(
             test.fail(1, f"failure {number}")
         test.commit(2)
         first, later = ledger(test.database_url)
-        steps = {"plan", "persist", "job", "read", "process", "commit_bolts", "merge"}
+        steps = {"plan", "persist", "job", "read", "process", "merge"}
         by_executors = {"begin", "write"} if BY_EXECUTORS[path][0] else set()
         assert set(first.details["timings"]) == steps | by_executors
         assert all(seconds >= 0 for seconds in first.details["timings"].values())

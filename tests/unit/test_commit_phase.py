@@ -45,7 +45,7 @@ from txstream.api.topology import Phase, Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.batch.recorded_calls import CallKind
-from txstream.engine.fault_points import Point
+from txstream.fault_points import Point
 from txstream.spouts.memory import MemorySpout
 from txstream.state import TopologyStates, open_database, place_of
 from txstream.testing import AttemptState, NotReachedError, TopologyTest

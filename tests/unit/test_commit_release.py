@@ -13,14 +13,20 @@ from support.committing import (
     check_tables,
     committing,
     meeting,
+    state,
     watch_runners,
     word_source,
 )
 from support.storm import states
 
+from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import BatchTimeoutError
+from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.engine.fault_points import Point
+from txstream.batch_metas import MetaCodec
+from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.local_runner import InProcessRunner
+from txstream.fault_points import Point
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import AttemptState, TopologyTest
 
@@ -139,3 +145,30 @@ def test_what_is_kept_at_the_end_of_the_run_is_left_to_the_close_of_the_runner(
         test.crash()
         assert custody.closed == 1
         assert custody.unreleased() == [processed_one], "a commit that has begun releases what it has read"
+
+
+def test_without_bolts_in_the_commit_phase_the_runner_is_not_asked(
+    source: MemorySpout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InProcessRunner, "commit", None)
+    monkeypatch.setattr(InProcessRunner, "release", None)
+    builder = TransactionalTopologyBuilder("plain", "words", OpaqueSpout(source))
+    builder.set_bolt("store", SqlStateBolt(state("counts"), n=Count())).fields_grouping("words", "word")
+    with TopologyTest(builder.build()) as test:
+        test.run()
+        assert test.table("counts")
+
+
+def test_the_metas_of_a_batch_are_encoded_once(source: MemorySpout, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = MetaCodec.encode_meta
+    encoded = []
+
+    def noted(codec: MetaCodec[Any], meta: Any) -> dict[str, Any]:
+        encoded.append(meta)
+        return encode(codec, meta)
+
+    monkeypatch.setattr(MetaCodec, "encode_meta", noted)
+    with TopologyTest(committing(source)) as test:
+        test.commit(1)
+        metas = test.attempts(1)[0].metas
+    assert len(encoded) == len(metas.positions())

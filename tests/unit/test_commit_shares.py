@@ -41,8 +41,8 @@ from txstream.api.state import SqlState
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.batch.shares import Message, rows_written
 from txstream.engine.commit import state_targets as targets
-from txstream.engine.fault_points import Point
 from txstream.engine.states.worker_databases import StorePlace
+from txstream.fault_points import Point
 from txstream.semantics import Semantics
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateBackend, StateDatabase, TopologyStates, open_database, register_backend

@@ -48,8 +48,8 @@ from txstream.compare.timeline import Fate, Made, Timeline
 from txstream.compare.truth import _OnlyTheSourceKnowsError, _row, folded_truth
 from txstream.coordinator import EmitBatch
 from txstream.engine.batch.executor_failures import CrashError
-from txstream.engine.fault_points import Point
 from txstream.examples import accounts, word_count
+from txstream.fault_points import Point
 from txstream.simulation.determinism import NotDeterministicError
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.memory import MemoryRange, MemorySpout

@@ -22,8 +22,8 @@ from txstream.compare.run import Outcome
 from txstream.compare.schedule import SCHEDULES, Fault, Injector
 from txstream.compare.timeline import Fate, Made, Timeline
 from txstream.engine.batch.executor_failures import CrashError
-from txstream.engine.fault_points import Point
 from txstream.examples import word_count
+from txstream.fault_points import Point
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 FAULTS = (*SCHEDULES["partition"], Fault("crash", 8))

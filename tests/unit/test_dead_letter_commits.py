@@ -10,8 +10,8 @@ import pytest
 from support.states import CrashError, Rig, word_table
 
 from txstream.dead_letters import DeadLetter
+from txstream.fault_points import Point
 from txstream.semantics import Semantics
-from txstream.state.commit_protocol import INSIDE_COMMIT
 from txstream.state.registry import open_database
 from txstream.state.store.memory import forget
 from txstream.transaction import TransactionAttempt
@@ -39,7 +39,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
 
 def commit(rig: Rig, path: str, attempt: TransactionAttempt, *offsets: int, dies: bool = False) -> None:
     def reached(point: str) -> None:
-        if dies and point == INSIDE_COMMIT:
+        if dies and point == Point.INSIDE_COMMIT:
             raise CrashError
 
     whole = replace(

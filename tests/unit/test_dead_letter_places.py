@@ -22,7 +22,7 @@ from txstream import (
 )
 from txstream.api.errors import TopologyError
 from txstream.engine.commit.state_targets import state_targets
-from txstream.engine.fault_points import Point
+from txstream.fault_points import Point
 from txstream.state import MemoryBackend, StateBackend, open_database
 from txstream.testing import TopologyTest
 

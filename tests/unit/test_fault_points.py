@@ -11,7 +11,7 @@ import pytest
 from txstream.api.errors import UsageError
 from txstream.cli.faults import Fault, parse_fault
 from txstream.coordinator import Phase
-from txstream.engine.fault_points import At, Point
+from txstream.fault_points import At, Point
 from txstream.transaction import Txid
 
 

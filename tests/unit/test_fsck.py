@@ -20,7 +20,7 @@ from txstream.api.spouts import (
     Unavailable,
 )
 from txstream.batch_metas import MetaCodec
-from txstream.engine.fault_points import Point
+from txstream.fault_points import Point
 from txstream.inspect.fsck_progress import _is_same
 from txstream.inspect.fsck_run import fsck_in
 from txstream.inspect.plain_metas import PlainCodec

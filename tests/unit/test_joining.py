@@ -25,7 +25,7 @@ from txstream.api.reducers import Count, Sum
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
 from txstream.batch_metas import MetaCodec
-from txstream.engine.fault_points import Point
+from txstream.fault_points import Point
 from txstream.semantics import Semantics
 from txstream.spouts.memory import MemoryRange, MemorySpout
 from txstream.state import BatchRecord, StateDatabase, TopologyStates, open_database

@@ -21,8 +21,8 @@ from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.tuples import Tuple
 from txstream.coordinator import Phase
 from txstream.embedded.process import wait_until
-from txstream.engine.fault_points import Point
 from txstream.engine.loop.workers import Lane
+from txstream.fault_points import Point
 from txstream.testing.clock import ManualClock
 from txstream.transaction import TransactionAttempt, Txid
 from txstream.zookeeper import FAILING

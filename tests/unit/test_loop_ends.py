@@ -25,9 +25,9 @@ from txstream.api.errors import (
 )
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout, Unavailable
 from txstream.embedded.process import wait_until
-from txstream.engine.fault_points import WRITE_POINTS, Point
 from txstream.engine.loop.retry_policy import TxidFailures, Verdict, judge
 from txstream.engine.start.run_services import RunServices
+from txstream.fault_points import WRITE_POINTS, Point
 from txstream.settings import Settings
 from txstream.transaction import Epoch, TransactionAttempt, Txid
 from txstream.waiting import BACKOFF, RunAbortedError

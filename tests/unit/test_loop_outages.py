@@ -17,8 +17,8 @@ from txstream.api.errors import (
 )
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout, Unavailable
 from txstream.embedded.process import wait_until
-from txstream.engine.fault_points import Point
 from txstream.failing_batch import Wait
+from txstream.fault_points import Point
 from txstream.state import AnswerLostError, Commit
 from txstream.state.store.memory import MemoryBackend
 from txstream.testing import ManualClock

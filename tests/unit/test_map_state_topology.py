@@ -28,7 +28,7 @@ from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, Transactiona
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
-from txstream.engine.fault_points import Point
+from txstream.fault_points import Point
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase, TopologyStates, open_database
 from txstream.testing import AttemptState, TopologyTest

@@ -241,7 +241,7 @@ def test_what_every_run_has_wrong_is_found_by_every_schedule(
     for seed in range(5):
         error = outcome(Schedule(seed).world(program, truth_of(program)))
         assert isinstance(error, WrongResultError), seed
-        assert "table 'by_line' is not what a plain fold of the rows leaves" in str(error)
+        assert "' is not what a plain fold of the rows leaves" in str(error)
 
 
 def test_deltas_that_are_lost_where_bolts_had_begun_are_found_before_any_fault(

@@ -138,7 +138,7 @@ def test_a_merging_bolt_that_feeds_another_bolt_gets_whole_keys() -> None:
 def test_a_fresh_instance_for_each_task() -> None:
     plan = compiled(word_count(LOG))
     assert plan.bolts[1].create() is not plan.bolts[1].create()
-    assert plan.codec().meta_type is Range
+    assert plan.codec.meta_type is Range
 
 
 class Holding(Passing):
@@ -233,7 +233,7 @@ def test_every_partition_is_assigned_once(
     builder.set_bolt("split", Split(), split_slots).shuffle_grouping("lines")
     builder.set_bolt("store", SqlStateBolt(words_state(), n=Count())).fields_grouping("split", "word")
     plan = compiled(builder.build())
-    order = work_order(attempt(1), metas, plan, codec, {}, width=width)
+    order = work_order(attempt(1), metas, plan, {}, width=width)
     assert 1 <= order.width <= max(slots, split_slots)
     assert len(order.assignments) == lay_out(plan, order.width).stages[0].width <= slots
     assigned = [name for part in order.assignments for name in part]
@@ -245,5 +245,5 @@ def test_every_partition_is_assigned_once(
 def test_the_largest_partitions_are_spread_first() -> None:
     metas = BatchMetas({name: Range(0, size) for name, size in {"a": 90, "b": 50, "c": 40, "d": 1}.items()})
     plan = compiled(word_count(LOG, parallelism=2))
-    order = work_order(attempt(1), metas, plan, MetaCodec(Range), {}, width=2)
+    order = work_order(attempt(1), metas, plan, {}, width=2)
     assert [sorted(part) for part in order.assignments] == [["a", "d"], ["b", "c"]]

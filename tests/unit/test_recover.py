@@ -23,7 +23,7 @@ from txstream.api.errors import (
     UsageError,
 )
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, SourceSpout, TransactionalSpout
-from txstream.engine.fault_points import Point
+from txstream.fault_points import Point
 from txstream.inspect.databases import with_states_of
 from txstream.inspect.records import Severity
 from txstream.inspect.recover_from_ledgers import identity_from, recover_in

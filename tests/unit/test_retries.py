@@ -33,7 +33,7 @@ from txstream.cli import operate
 from txstream.cli.main import main
 from txstream.dead_letters import DeadLetter, LetterKey
 from txstream.engine.batch.messages import WorkOrder
-from txstream.engine.fault_points import Point
+from txstream.fault_points import Point
 from txstream.inspect import replay as run_again, why
 from txstream.settings import Settings
 from txstream.spouts.kafka import KafkaSource

@@ -188,8 +188,9 @@ def test_a_failed_attempt_has_its_reason_in_the_story() -> None:
     assert "event    fail txid 1 attempt 1.1: BatchFailedError" in told(run.loop.coordinator, 1)
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-def test_the_error_of_a_run_has_the_story(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+@pytest.mark.parametrize("error", [RunAbortedError("stopped"), BoltError("a bolt raised"), KeyError("a bug")])
+def test_the_error_of_a_run_has_the_story(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    stopped = isinstance(error, RunAbortedError)
     coordinator = make()
     coordinator.sync()
     loop = SimpleNamespace(
@@ -198,7 +199,7 @@ def test_the_error_of_a_run_has_the_story(monkeypatch: pytest.MonkeyPatch, stopp
     )
 
     def fail() -> None:
-        raise RunAbortedError("the run was aborted") if stopped else BoltError("a bolt raised")
+        raise error
 
     topology = word_count()
     tier = BatchTier(topology)
@@ -206,9 +207,10 @@ def test_the_error_of_a_run_has_the_story(monkeypatch: pytest.MonkeyPatch, stopp
     driver = SimpleNamespace(tier=tier, run=fail, is_told_to_stop=stopped, state="running")
     monkeypatch.setattr(txstream.engine.run, "Driver", lambda *_, **__: driver)
     running = start(topology, settings=Settings(zookeeper="127.0.0.1:1"))
-    with pytest.raises(RunAbortedError if stopped else BoltError) as caught:
+    with pytest.raises(type(error)) as caught:
         running.wait(DEADLINE_SECONDS)
-    assert "Plan txid 1" in "\n".join(caught.value.story)
+    shown = getattr(caught.value, "story", None) or caught.value.__notes__
+    assert "Plan txid 1" in "\n".join(shown)
 
 
 # --- the command line ------------------------------------------------------------------------------

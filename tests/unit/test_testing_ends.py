@@ -26,7 +26,7 @@ from txstream.api.errors import (
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, SpoutContext, TransactionalSpout
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
-from txstream.engine.fault_points import Point
+from txstream.fault_points import Point
 from txstream.spouts.memory import MemoryCoordinator, MemoryRange, MemorySpout
 from txstream.testing import Crash, CrashError, Fail, ManualClock, NotReachedError, TopologyTest
 from txstream.transaction import sequence_of

@@ -15,7 +15,7 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.coordinator import Phase
-from txstream.engine.fault_points import WRITE_POINTS, Point
+from txstream.fault_points import WRITE_POINTS, Point
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import Attempt, AttemptState, NotReachedError, TopologyTest
 

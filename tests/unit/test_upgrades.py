@@ -16,7 +16,7 @@ from support.old_revisions import OLDER, at_revision, old_database
 from support.upgrading import COUNTS, ROWS, SPOUTS, counts, storing
 
 from txstream.api.errors import SchemaRevisionError
-from txstream.engine.fault_points import Point
+from txstream.fault_points import Point
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase
 from txstream.state.sql.sessions import Sessions

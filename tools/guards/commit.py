@@ -232,7 +232,7 @@ COMMIT = (
         "5.3",
         "no task writes before its attempt has begun",
         sources.COMMIT,
-        "            if at not in begun:\n                self._begin(at, attempt, metas, batch, reached)\n",
+        "            if at not in begun:\n                self._begin(at, one)\n",
         "            pass\n",
         "tests/unit/test_commit_paths.py::test_the_path_is_chosen_by_batch_and_told_by_the_ledger",
     ),

@@ -197,6 +197,36 @@ SIMULATED = (
         hunts=(Hunt(CorruptStateError, OPAQUE),),
     ),
     Guard(
+        "5.3",
+        "a batch's rows are there once it is committed",
+        "txstream/simulation/stores.py",
+        "            held.apply()\n",
+        "            spaces = [space for space in held._changed if space.startswith('rows/')]\n"
+        "            kept = {space: held._changed.pop(space) for space in spaces}\n"
+        "            held.apply()\n"
+        "            vars(self)['kept_back'] = kept\n",
+        mutant="TablesLagBehind",
+        does="The rows of a batch are written when the next transaction begins, or before the last look.",
+        hunts=(Hunt(WrongResultError, OPAQUE), Hunt(WrongResultError, TRANSACTIONAL, 2)),
+        also=(
+            Patch(
+                "txstream/simulation/stores.py",
+                "        alone, shared = transaction.alone, transaction.shared\n",
+                "        for space, rows in vars(self).pop('kept_back', {}).items():\n"
+                "            self.spaces.setdefault(space, {}).update(rows)\n"
+                "        alone, shared = transaction.alone, transaction.shared\n",
+            ),
+            Patch(
+                "txstream/simulation/world.py",
+                "        if self.expected is not None:\n            found, expected, whose",
+                "        for server in self.servers:\n"
+                "            for space, rows in vars(server).pop('kept_back', {}).items():\n"
+                "                server.spaces.setdefault(space, {}).update(rows)\n"
+                "        if self.expected is not None:\n            found, expected, whose",
+            ),
+        ),
+    ),
+    Guard(
         "hole 11",
         "where the log ended is stored before anything is read behind it",
         "txstream/simulation/source.py",

@@ -47,8 +47,8 @@ NO_FENCE_AT_START = (
 TAKE_LOST_BEGINS_FOR_DONE = Patch(
     COMMIT,
     "            # Whether or not it has begun, this attempt cannot begin again.\n"
-    "            self._outcome(self._states[at], attempt, lost=False)\n",
-    "            self._outcome(self._states[at], attempt, lost=False)\n"
+    "            self._outcome(self._states[at], one.attempt, lost=False)\n",
+    "            self._outcome(self._states[at], one.attempt, lost=False)\n"
     "            if isinstance(error, AnswerLostError):\n"
     "                return\n",
 )

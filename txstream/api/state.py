@@ -140,11 +140,11 @@ class SqlState:
                     )
                 taken[name.lower()] = f"{kind} column {name!r}"
 
-    @property
+    @functools.cached_property
     def key_names(self) -> tuple[str, ...]:
         return tuple(self.key_schema.names)
 
-    @property
+    @functools.cached_property
     def value_names(self) -> tuple[str, ...]:
         return tuple(self.value_schema.names)
 

@@ -61,6 +61,11 @@ class Component:
     def phase(self) -> Phase:
         return Phase.COMMIT if self.is_committer or self.below_committer else Phase.PROCESS
 
+    @property
+    def runs_in_commit(self) -> bool:
+        """Whether its tuples are processed in the commit phase. A state's are folded where they come from."""
+        return self.below_committer or (self.is_committer and not isinstance(self.instance, StateCommitter))
+
 
 @dataclass(frozen=True)
 class StateUse:

@@ -244,7 +244,7 @@ def _run_and_be_killed(here: Demo) -> Mapping[str, Any]:
     """Do the first run, which SIGKILLs itself after a commit. Return where."""
     from txstream.cli.demo_services import run_driver
     from txstream.cli.faults import FAULT_LOG_VARIABLE, FAULT_VARIABLE, Fault
-    from txstream.engine.fault_points import At, Point
+    from txstream.fault_points import At, Point
 
     # A run without a ledger counts a batch twice if it dies between the SQL commit and storing its progress.
     is_counted_twice = here.semantics == "non-transactional"

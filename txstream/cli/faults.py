@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from txstream.api.errors import UsageError
-from txstream.engine.fault_points import At, Point, PointListener, nobody_listens
+from txstream.fault_points import At, Point, PointListener, nobody_listens
 from txstream.transaction import Txid
 
 FAULT_VARIABLE = "TXSTREAM_FAULT"

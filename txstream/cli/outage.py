@@ -24,8 +24,8 @@ from txstream import (
 from txstream.api.errors import BatchFailedError
 from txstream.api.spouts import SpoutContext, Unavailable
 from txstream.coordinator import Phase
-from txstream.engine.fault_points import At
 from txstream.examples.word_count import SPOUTS, SplitLine
+from txstream.fault_points import At
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
 

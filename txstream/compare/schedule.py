@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from txstream.api.errors import BatchFailedError, PartitionUnavailableError, UsageError
 from txstream.coordinator import Phase
 from txstream.engine.batch.executor_failures import CrashError
-from txstream.engine.fault_points import At, Point
+from txstream.fault_points import At, Point
 from txstream.transaction import TransactionAttempt, Txid
 from txstream.wording import in_order
 

@@ -178,8 +178,7 @@ class InProcessRunner:
 
     def _run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         started = time.perf_counter()
-        codec = self.plan.codec()
-        order = work_order(attempt, metas, self.plan, codec, self.slots, width=self._width)
+        order = work_order(attempt, metas, self.plan, self.slots, width=self._width)
         layout = lay_out(self.plan, order.width, order.slots)
         ended: set[tuple[int, int]] = set()
         self._ended[attempt] = layout, ended

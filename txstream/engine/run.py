@@ -14,7 +14,6 @@ from txstream.api.errors import BoltError, CorruptStateError, TxstreamError, Usa
 from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.batch.executor_failures import CrashError
-from txstream.engine.fault_points import PointListener, nobody_listens
 from txstream.engine.loop.planning import GATHER_SECONDS
 from txstream.engine.loop.retry_policy import WARM_UP_SECONDS
 from txstream.engine.spark.log import writable_spark_log
@@ -22,6 +21,7 @@ from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver, RunnerFactory, Tier
 from txstream.engine.start.run_services import RunServices
 from txstream.engine.tracked.tier import TrackedTier
+from txstream.fault_points import PointListener, nobody_listens
 from txstream.notebook import html_table
 from txstream.report import RunProgress, RunReport
 from txstream.settings import Settings
@@ -177,8 +177,11 @@ class RunningTopology:
             self._has_ended = True
 
     def _with_story(self, error: BaseException) -> BaseException:
+        lines = self._driver.tier.story
         if isinstance(error, TxstreamError):
-            error.story = error.story or self._driver.tier.story
+            error.story = error.story or lines
+        elif lines:
+            error.add_note("\n".join(["the coordinator's last events and commands:", *lines]))
         return error
 
     def _told(self, error: BaseException) -> BaseException:

@@ -136,7 +136,7 @@ class DryRuns:
             )
         row = next(iter(rows.values()))
         where = f"ledger of topology {self.topology.id!r}, txid {txid}"
-        metas = self.plan.codec().decode(row.metas, where)
+        metas = self.plan.codec.decode(row.metas, where)
         if metas.retried:
             life = self.topology.id, row.uuid, self.topology.semantics
             states = [database.of(*life) for database in self.databases.opened]

@@ -20,7 +20,6 @@ from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import StateTarget
-from txstream.engine.fault_points import Point
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.workers import Workers
@@ -28,6 +27,7 @@ from txstream.engine.start import driver as product
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Services
 from txstream.engine.start.takeover import Takeover
+from txstream.fault_points import Point
 from txstream.simulation.program import Program
 from txstream.simulation.source import LogCoordinator
 from txstream.simulation.tasks import Runner
@@ -159,6 +159,7 @@ class Driver(Actor, Watcher):
         self.loop = loop
         self.is_started = True
         loop.begin()
+        loop.coordinator.check()
 
     def _lead(self, taken: Takeover) -> None:
         progress, replays = taken.resume.progress, set(taken.resume.replays)
@@ -176,6 +177,7 @@ class Driver(Actor, Watcher):
         if not loop.is_active(attempt):
             loop.carry_out(coordinator.fail(attempt))
             loop.carry_out(coordinator.ack(attempt))
+            coordinator.check()
 
     def pass_point(self, where: str, whose: object = "") -> None:
         if not self.world.has_faults:
@@ -198,8 +200,7 @@ class Driver(Actor, Watcher):
         self._attempts.append(emit.attempt)
 
     def committed(self, attempt: TransactionAttempt) -> None:
-        self.world.note(f"{self} has committed {attempt}")
-        self.world.batches_committed = max(self.world.batches_committed, attempt.txid)
+        self.world.committed(self, attempt)
 
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
         self.world.note(f"{self}: {attempt} fails: {error}")

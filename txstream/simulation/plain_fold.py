@@ -414,6 +414,14 @@ class PlainFold:
             for name, table in runner.tables.items()
         }
 
+    def go_on_from(self, tables: Tables, batches: int) -> None:
+        """Go on as if so many batches had left these tables."""
+        self.batches = batches
+        for runner in self.runners.values():
+            for name, table in runner.tables.items():
+                table.clear()
+                table.update(tables[runner.states[name].table])
+
     def close(self) -> None:
         for runner in self.runners.values():
             runner.close()

@@ -1,7 +1,8 @@
 """What the tables of a simulated topology must hold: a plain fold of its rows, or what the caller expects.
 
 Invariant: the product's engine and stores have no part in it. Where tables depend on how batches are cut, the
-truth is the fold of the batches that the history's ledger holds.
+truth is the fold of the batches that the history's ledger holds. What was folded once is not folded again: a
+batch is added to the known tables of the batches before it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from typing import Any
 from txstream.api.errors import UsageError
 from txstream.api.topology import Topology
 from txstream.semantics import Semantics
-from txstream.simulation.plain_fold import Batch, Tables, difference, equal, plain_fold
+from txstream.simulation.plain_fold import Batch, PlainFold, Tables, difference, equal, plain_fold
 from txstream.simulation.source import Rows
 
 Ranges = Mapping[str, tuple[int, int]]
 """The rows of a batch: from and to, by partition."""
+
+_Cut = tuple[tuple[str, tuple[int, int]], ...]
+"""A batch's ranges, as a key."""
 
 _MOST_BATCHES = 40
 _MOST_KEPT = 5_000
@@ -32,7 +36,7 @@ class Truth:
         self._topology = topology
         self._rows = rows
         self._given = _given(topology, expected or {})
-        self._known: dict[tuple[Any, ...], Tables] = {}
+        self._known: dict[tuple[_Cut, ...], Tables] = {}
         self._by_batches: set[str] = set()
         self.depends: str | None = None
         self._fixed: Tables = self._given
@@ -45,14 +49,52 @@ class Truth:
         """Return what the tables must hold once these batches are committed."""
         if not self._by_batches:
             return self._fixed
+        told = self._folded(batches())
+        return {**self._fixed, **{name: told[name] for name in self._by_batches}}
+
+    def wrong_so_far(
+        self, found: Tables, ends: Mapping[str, int], batches: Callable[[], Sequence[Ranges]]
+    ) -> str | None:
+        """Say how these tables, of one database, differ from what its committed `batches` leave; None if they
+        do not. `ends` is how far the batches have come. Nothing is said of what the caller expects: that is
+        known of the end alone."""
+        open_tables = [name for name in found if name not in self._given]
+        if not self._by_batches:
+            whole = self._folded([{name: (0, end) for name, end in ends.items()}])
+            open_tables = [name for name in open_tables if not equal(found[name], whole[name])]
+        if not open_tables:
+            return None
+        # A table may depend on how batches are cut on the way, though not at the end.
         cut = batches()
-        key = tuple(tuple(sorted(batch.items())) for batch in cut)
-        if key not in self._known:
-            if len(self._known) > _MOST_KEPT:
-                self._known.clear()
-            told = plain_fold(self._topology, [self._batch(ranges) for ranges in cut])
-            self._known[key] = {**self._fixed, **{name: told[name] for name in self._by_batches}}
-        return self._known[key]
+        expected = self._folded(cut)
+        wrong = [name for name in expected if name in open_tables and not equal(found[name], expected[name])]
+        if wrong:
+            alone = plain_fold(self._topology, map(self._batch, cut), evenly=False)
+            wrong = [name for name in wrong if equal(alone[name], expected[name])]
+        if not wrong:
+            return None
+        return f"table {wrong[0]!r} is not {self.whose(wrong[0])}: " + difference(
+            expected[wrong[0]], found[wrong[0]]
+        )
+
+    def _folded(self, batches: Sequence[Ranges]) -> Tables:
+        """Return the fold of these batches."""
+        key = tuple(tuple(sorted(batch.items())) for batch in batches)
+        if key in self._known:
+            return self._known[key]
+        if len(self._known) > _MOST_KEPT:
+            self._known.clear()
+        done = next((done for done in range(len(key) - 1, 0, -1) if key[:done] in self._known), 0)
+        fold = PlainFold(self._topology)
+        try:
+            if done:
+                fold.go_on_from(self._known[key[:done]], done)
+            for at in range(done, len(key)):
+                fold.add(self._batch(batches[at]))
+                self._known[key[: at + 1]] = fold.tables()
+        finally:
+            fold.close()
+        return self._known[key] if key else fold.tables()
 
     @property
     def note(self) -> str | None:

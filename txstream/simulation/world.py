@@ -2,7 +2,8 @@
 
 A history has two parts: one with faults, then one without, in which a last driver must finish. Afterwards
 every table must hold exactly what a plain fold of the rows leaves there (`truth`), and the ledger every row
-in exactly one batch. Drivers that wake up later must change nothing.
+in exactly one batch. Drivers that wake up later must change nothing. After each commit, too, the tables must
+hold what a plain fold leaves of the batches that their database has committed by then.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from txstream.api.errors import StaleAttemptError, TxstreamError, UsageError
 from txstream.api.topology import CommitChoice
 from txstream.batch_metas import BatchMetas
+from txstream.engine.commit.state_targets import StateTarget
 from txstream.engine.start.takeover import claim_identity
 from txstream.semantics import Semantics
 from txstream.simulation import sqlite
@@ -30,6 +32,7 @@ from txstream.simulation.truth import Ranges, Truth
 from txstream.state import StateBackend
 from txstream.state.records import COMMITTED, BatchRecord
 from txstream.state.store.layout import Overlay
+from txstream.transaction import TransactionAttempt
 from txstream.zookeeper import MemoryTree
 from txstream.zookeeper.tree import Node
 
@@ -315,15 +318,21 @@ class World:
             server.deliver_late()
         late, self.late_calls = self.late_calls, []
         for what, call in late:
-            had_faults, self.has_faults = self.has_faults, False
-            try:
-                call()
-            except StaleAttemptError:
-                self.note(f"{what} comes too late")
-            else:
-                self.note(f"{what} is there at last")
-            finally:
-                self.has_faults = had_faults
+            with self._without_faults():
+                try:
+                    call()
+                except StaleAttemptError:
+                    self.note(f"{what} comes too late")
+                else:
+                    self.note(f"{what} is there at last")
+
+    @contextlib.contextmanager
+    def _without_faults(self) -> Iterator[None]:
+        had_faults, self.has_faults = self.has_faults, False
+        try:
+            yield
+        finally:
+            self.has_faults = had_faults
 
     # --- without faults -------------------------------------------------------------------------------
 
@@ -381,22 +390,50 @@ class World:
         """Return what the newest driver's tables hold."""
         found: Tables = {}
         for target in self.drivers[-1].targets:
-            for spec in target.tables:
-                state = spec.state
-                rows = target.database.top(state.table, topology=self.topology_id, n=_ALL_ROWS)
-                found[state.table] = {
-                    tuple(row[name] for name in state.key_names): tuple(
-                        row[name] for name in state.value_names
-                    )
-                    for row in rows
-                }
+            found |= self._tables_of(target)
         return found
+
+    def _tables_of(self, target: StateTarget) -> Tables:
+        found: Tables = {}
+        for spec in target.tables:
+            keys, values = spec.state.key_names, spec.state.value_names
+            rows = target.database.top(spec.state.table, topology=self.topology_id, n=_ALL_ROWS)
+            found[spec.state.table] = {
+                tuple(row[name] for name in keys): tuple(row[name] for name in values) for row in rows
+            }
+        return found
+
+    def committed(self, driver: Driver, attempt: TransactionAttempt) -> None:
+        """Compare tables with the truth when a driver has committed an attempt. What is wrong is kept in
+        `wrong`, because a driver's other work may take an error for its own."""
+        self.note(f"{driver} has committed {attempt}")
+        self.batches_committed = max(self.batches_committed, attempt.txid)
+        truth = self.expected
+        if not isinstance(truth, Truth) or self.semantics is Semantics.NON_TRANSACTIONAL or self.wrong:
+            return
+        with self._without_faults():
+            for target in driver.targets:
+                wrong = self._wrong_so_far(truth, target)
+                if wrong is not None:
+                    self.wrong = WrongResultError(f"after the commit of {attempt}, {wrong}")
+
+    def _wrong_so_far(self, truth: Truth, target: StateTarget) -> str | None:
+        last = target.database.last_batch(self.topology_id)
+        if last is None or last.status != COMMITTED:  # another driver may have begun the next commit
+            return None
+        (metas,) = self._decoded([last])
+        return truth.wrong_so_far(
+            self._tables_of(target),
+            {name: taken.end for name, taken in metas.positions().items()},
+            lambda: self._committed_ranges(target.database),
+        )
 
     def _check(self, when: str) -> None:
         if self.expected is not None:
             found, expected, whose = self.tables(), self.expected, "what is expected"
             if isinstance(expected, Truth):
-                truth, expected = expected, expected.tables(self._committed_ranges)
+                first = self.drivers[-1].targets[0].database
+                truth, expected = expected, expected.tables(lambda: self._committed_ranges(first))
                 whose = ""
             for table, rows in expected.items():
                 if not equal(found[table], rows):
@@ -419,9 +456,9 @@ class World:
     def _decoded(self, ledger: Iterable[BatchRecord]) -> list[BatchMetas[Any]]:
         return [self.codec.decode(row.metas, f"txid {row.txid}") for row in ledger]
 
-    def _committed_ranges(self) -> list[Ranges]:
-        """Return the rows of each committed batch, by the ledger of the first database."""
-        ledger = self.drivers[-1].targets[0].database.batches(self.topology_id)
+    def _committed_ranges(self, database: StateBackend) -> list[Ranges]:
+        """Return the rows of each committed batch, by the ledger of a database."""
+        ledger = database.batches(self.topology_id)
         return [
             {name: (taken.start, taken.end) for name, taken in metas.partitions.items()}
             for metas in self._decoded(ledger)

@@ -24,13 +24,14 @@ Invariants:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from txstream.api.errors import ProgressMismatchError
+from txstream.fault_points import Point, Reached
 from txstream.semantics import Semantics
 from txstream.state.dead_letters import DeadLetterTransaction
 from txstream.state.fence_rules import shown_attempt
@@ -49,17 +50,11 @@ from txstream.transaction import FIRST_TXID, AttemptId, TransactionAttempt, Txid
 if TYPE_CHECKING:
     from txstream.state.backend import StateBackend
 
-INSIDE_COMMIT = "inside-commit"
-"""The point inside `commit` and `end_commit` where everything is written and nothing committed."""
-
-INSIDE_BEGIN = "inside-begin"
-"""The point inside `begin_commit` where everything is written and nothing committed."""
-
 Writes = Sequence[tuple[TableSpec, pa.Table]]
 """Deltas by table."""
 
 
-def nobody(_point: str) -> None:
+def nobody(_point: Point) -> None:
     """Do nothing: the listener of a commit that nobody watches."""
 
 
@@ -150,7 +145,7 @@ class TopologyStates:
 
     # --- the commit ---------------------------------------------------------------------------------
 
-    def commit(self, commit: Commit, *, reached: Callable[[str], None] = nobody) -> None:
+    def commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
         """Driver path: raise the fence, undo an earlier attempt, merge the deltas, write `committed`.
 
         Raises TxidRegressionError, StateValueError or StateTableError with nothing written.
@@ -163,9 +158,9 @@ class TopologyStates:
                     self._restore(here, attempt)
             rows = _write(here, attempt, writes)
             self._write_committed(here, commit, rows)
-            reached(INSIDE_COMMIT)
+            reached(Point.INSIDE_COMMIT)
 
-    def begin_commit(self, commit: Commit, *, reached: Callable[[str], None] = nobody) -> None:
+    def begin_commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
         """Executor path, first step, on the driver: raise the fence, write `committing` in place of whatever
         row the ledger has of this txid, undo an earlier attempt. The deltas are not used.
 
@@ -181,7 +176,7 @@ class TopologyStates:
             here.write_batch(self._row(commit, COMMITTING, 0))
             if written_before:
                 self._restore(here, attempt)
-            reached(INSIDE_BEGIN)
+            reached(Point.INSIDE_BEGIN)
 
     def write(self, attempt: TransactionAttempt, writes: Writes) -> int:
         """Executor path: write one task's share of the deltas. Returns the number of rows written.
@@ -195,7 +190,7 @@ class TopologyStates:
                 here.hold_fence(attempt.attempt)
             return _write(here, attempt, prepared)
 
-    def end_commit(self, commit: Commit, *, keys: int = 0, reached: Callable[[str], None] = nobody) -> None:
+    def end_commit(self, commit: Commit, *, keys: int = 0, reached: Reached = nobody) -> None:
         """Executor path, last step, on the driver, after every task has written: merge the deltas of `commit`
         (those that no task has written) and write `committed`. `keys` is the number of rows that the tasks
         have written. Raises what `commit` raises.
@@ -206,7 +201,7 @@ class TopologyStates:
                 here.hold_fence(attempt.attempt)
             rows = _write(here, attempt, writes)
             self._write_committed(here, commit, keys + rows)
-            reached(INSIDE_COMMIT)
+            reached(Point.INSIDE_COMMIT)
 
     def outcome(self, attempt: TransactionAttempt) -> bool:
         """Tell after an AnswerLostError whether this very attempt has committed its batch.

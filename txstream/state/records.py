@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -58,7 +59,7 @@ class TopologyLife:
     semantics: Semantics
     tables: tuple[TableSpec, ...] = ()
 
-    @property
+    @functools.cached_property
     def is_fenced(self) -> bool:
         return self.semantics is not Semantics.NON_TRANSACTIONAL
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
         Call as Call,
         CallKind as CallKind,
     )
-    from txstream.engine.fault_points import Point as Point
     from txstream.engine.local_runner import InProcessRunner as InProcessRunner
+    from txstream.fault_points import Point as Point
     from txstream.simulation.report import (
         SimulationError as SimulationError,
         SimulationReport as SimulationReport,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 # The command line imports `txstream.cli.faults` and must not load an engine with it.
 _HOMES = {
-    "txstream.engine.fault_points": ("Point",),
+    "txstream.fault_points": ("Point",),
     "txstream.engine.batch.recorded_calls": ("Call", "CallKind"),
     "txstream.testing.attempts": ("Attempt", "AttemptState"),
     "txstream.testing.bolts": ("BoltRun", "run_bolt"),

@@ -17,7 +17,7 @@ from dataclasses import replace
 from txstream.api.errors import TxstreamError, UsageError
 from txstream.api.topology import Topology
 from txstream.coordinator import Phase
-from txstream.engine.fault_points import At, Point
+from txstream.fault_points import At, Point
 from txstream.testing.driver import SteppedDriver, World
 from txstream.transaction import TransactionAttempt, Txid
 

@@ -21,11 +21,11 @@ from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.recorded_calls import CallSink, recorded
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.commit.committer import StateTarget, merged_deltas, state_committers
-from txstream.engine.fault_points import Point, PointListener, nobody_listens
 from txstream.engine.local_runner import InProcessRunner
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver
+from txstream.fault_points import Point, PointListener, nobody_listens
 from txstream.settings import Settings
 from txstream.spouts.failure_markers import CrashError
 from txstream.state import StateBackend

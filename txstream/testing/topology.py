@@ -20,7 +20,7 @@ from txstream.api.tracked_builder import TopologyBuilder, TrackedTopology
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.coordinator import Phase
 from txstream.engine.batch.recorded_calls import Call
-from txstream.engine.fault_points import At, Point, nobody_listens
+from txstream.fault_points import At, Point, nobody_listens
 from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.spouts.failure_markers import CrashError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from txstream.api.errors import CorruptStateError
@@ -11,7 +12,7 @@ from txstream.transaction import Txid
 ROOT = "/txstream/topologies"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Paths:
     """The znodes of one topology. `root` is ROOT, below the chroot if there is one.
 
@@ -24,7 +25,7 @@ class Paths:
     def __post_init__(self) -> None:
         validate_topology_id(self.topology_id)
 
-    @property
+    @functools.cached_property
     def base(self) -> str:
         return f"{self.root}/{self.topology_id}"
 
@@ -36,7 +37,7 @@ class Paths:
     def leader(self) -> str:
         return f"{self.base}/leader"
 
-    @property
+    @functools.cached_property
     def epoch(self) -> str:
         return f"{self.base}/epoch"
 
@@ -44,11 +45,11 @@ class Paths:
     def coordinator(self) -> str:
         return f"{self.base}/coordinator"
 
-    @property
+    @functools.cached_property
     def current(self) -> str:
         return f"{self.base}/coordinator/current"
 
-    @property
+    @functools.cached_property
     def metas(self) -> str:
         return f"{self.base}/coordinator/meta"
 

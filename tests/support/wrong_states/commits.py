@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from support.wrong_states.registry import breaks
 from txstream.api.errors import StateValueError
+from txstream.fault_points import Point, Reached
 from txstream.semantics import Semantics
 from txstream.state import (
     BatchRecord,
@@ -26,8 +27,6 @@ from txstream.state.store import layout
 from txstream.state.store.merging import Key, RowRules, RowValues, Values
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
-Reached = Callable[[str], None]
-
 
 def own_writes(states: TopologyStates, commit: Commit) -> Writes:
     tables = [spec for spec in states.life.tables if spec.state.table in commit.deltas]
@@ -38,7 +37,7 @@ def own_writes(states: TopologyStates, commit: Commit) -> Writes:
 class ToldAfterwards(TopologyStates):
     def commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
         super().commit(commit)
-        reached("inside-commit")
+        reached(Point.INSIDE_COMMIT)
 
 
 @breaks("commit-is-atomic")
@@ -92,14 +91,14 @@ class OneTableAtATime(TopologyStates):
 class BeginningToldAfterwards(TopologyStates):
     def begin_commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
         super().begin_commit(commit)
-        reached("inside-begin")
+        reached(Point.INSIDE_BEGIN)
 
 
 @breaks("beginning-is-atomic")
 class BeginningToldTwice(TopologyStates):
     def begin_commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
         super().begin_commit(commit, reached=reached)
-        reached("inside-begin")
+        reached(Point.INSIDE_BEGIN)
 
 
 @breaks("end-is-atomic")

@@ -10,6 +10,7 @@ attempt unpickles its own.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pickle
 from collections.abc import Mapping
@@ -76,7 +77,7 @@ class BoltSpec:
     # With tracked tuples, task ids are numbered across the topology, as in Storm; else within each bolt.
     first_task: int = 0
 
-    @property
+    @functools.cached_property
     def task_ids(self) -> range:
         """The id of each task, as `emit_direct` takes it."""
         return range(self.first_task, self.first_task + self.tasks)
@@ -123,6 +124,7 @@ class ExecutionPlan:
             raise TopologyError(f"the source came back from pickle as {type(source).__name__}")
         return source
 
+    @functools.cached_property
     def codec(self) -> MetaCodec[Any]:
         return MetaCodec(self.create_source().meta_type)
 
@@ -191,7 +193,7 @@ def _compile_bolt(topology: Topology, component: Component) -> BoltSpec:
         inputs=tuple(Input(grouping, _edge(topology, component, grouping)) for grouping in component.inputs),
         streams=component.streams,
         direct_streams=component.direct_streams,
-        in_commit=component.below_committer or (component.is_committer and not is_state),
+        in_commit=component.runs_in_commit,
         folds_anywhere=is_state,
         merges=isinstance(bolt, (StateCommitter, MergeableBolt)),
         is_dataframe=isinstance(bolt, DataFrameBolt),

@@ -12,6 +12,7 @@ every Spark task that has tuples has a task to take them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -61,11 +62,11 @@ class Layout:
     stages: tuple[Stage, ...]
     process_count: int
 
-    @property
+    @functools.cached_property
     def process(self) -> tuple[Stage, ...]:
         return self.stages[: self.process_count]
 
-    @property
+    @functools.cached_property
     def commit(self) -> tuple[Stage, ...]:
         return self.stages[self.process_count :]
 
@@ -80,7 +81,7 @@ class Layout:
         """The stage that takes what this one hands on; None after the last."""
         return self.stages[stage.position + 1] if stage.position + 1 < len(self.stages) else None
 
-    @property
+    @functools.cached_property
     def is_simple(self) -> bool:
         """Is this a single stage of Python, without a shuffle and with nothing kept between jobs?"""
         return len(self.stages) == 1

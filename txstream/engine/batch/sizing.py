@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from txstream.batch_metas import BatchMetas, MetaCodec
+from txstream.batch_metas import BatchMetas
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import lay_out, max_width
 from txstream.engine.batch.messages import WorkOrder
@@ -78,7 +78,6 @@ def work_order(
     attempt: TransactionAttempt,
     metas: BatchMetas[Any],
     plan: ExecutionPlan,
-    codec: MetaCodec[Any],
     slots: Mapping[str, int],
     *,
     width: int | None = None,
@@ -101,13 +100,12 @@ def work_order(
         width = max(1, len(sizes))  # only reading is spread, and there is nothing to read for more of them
         layout = lay_out(plan, width, slots)
     readers = layout.stages[0].width
+    encoded = plan.codec.encode(metas)["partitions"]
     assignments: list[dict[str, Any]] = [{} for _ in range(readers)]
     loads = [0] * readers
-    for partition, meta in sorted(
-        metas.partitions.items(), key=lambda item: (-(sizes[item[0]] or 1), item[0])
-    ):
+    for partition in sorted(sizes, key=lambda partition: (-(sizes[partition] or 1), partition)):
         lightest = loads.index(min(loads))
-        assignments[lightest][partition] = codec.encode_meta(meta)
+        assignments[lightest][partition] = encoded[partition]
         loads[lightest] += sizes[partition] or 1
     return WorkOrder(
         attempt,

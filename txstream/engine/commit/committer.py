@@ -27,17 +27,18 @@ import pyarrow as pa
 from txstream.api.bolts import StateCommitter
 from txstream.api.errors import BatchFailedError, FencedError, ServiceUnavailableError, TopologyError
 from txstream.api.topology import Topology
+from txstream.batch_metas import Encoded
 from txstream.dead_letters import DeadLetter, LetterKey
 from txstream.digests import TableDigest, digest_of
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.batch.shares import StateWrite, TableDeltas
 from txstream.engine.commit.state_targets import StateTarget, state_targets
-from txstream.engine.fault_points import Point
+from txstream.fault_points import Point, Reached
 from txstream.folding import new_fold
 from txstream.state import AnswerLostError, Commit, TopologyStates
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
-__all__ = ["Committer", "ProcessedBatch", "StateTarget", "state_targets"]
+__all__ = ["Committer", "Committing", "ProcessedBatch", "StateTarget", "state_targets"]
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,17 @@ class ProcessedBatch:
     timings: dict[str, float] = field(default_factory=dict)
     letters: Sequence[DeadLetter] = ()
     retried: Sequence[LetterKey] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Committing:
+    """A processed batch whose commit has been asked for. `metas` are encoded; `reached` is called at the
+    points of the commit."""
+
+    attempt: TransactionAttempt
+    metas: Encoded
+    batch: ProcessedBatch
+    reached: Reached
 
 
 class ShareWriter(Protocol):
@@ -134,63 +146,57 @@ class Committer:
         """Do bolts of the commit phase write states, so that `begin` must come before they run?"""
         return any(target.written_by_bolts for target in self._targets)
 
-    def begin(
-        self,
-        attempt: TransactionAttempt,
-        metas: dict[str, Any],
-        batch: ProcessedBatch,
-        reached: Callable[[str], None],
-    ) -> frozenset[int]:
-        """Begin the commit of an attempt in the databases into which bolts will write. Returns their
+    def begin(self, one: Committing) -> frozenset[int]:
+        """Begin a commit in the databases into which bolts will write. Returns their
         positions, which `commit` takes as `begun`. Raises as `commit`."""
         found = frozenset(at for at, target in enumerate(self._targets) if target.written_by_bolts)
         for at in sorted(found):
-            self._begin(at, attempt, metas, batch, reached)
+            self._begin(at, one)
         return found
 
     def commit(
         self,
-        attempt: TransactionAttempt,
-        metas: dict[str, Any],
-        batch: ProcessedBatch,
+        one: Committing,
         deltas: Prepared,
-        reached: Callable[[str], None],
         *,
         write: ShareWriter | None = None,
         begun: Collection[int] = (),
         written: Mapping[tuple[str, str], TableDigest] | None = None,
     ) -> None:
         """Commit to every database. `write` has tasks write shares; without it the driver writes everything.
-        `deltas` are those of all states; `begun` is what `begin` returned for this attempt; `written` is what
+        `deltas` are those of all states; `begun` is what `begin` returned for it; `written` is what
         bolts have written since, by component and state.
 
         Raises BatchFailedError or ServiceUnavailableError when a new attempt is due, FencedError when a newer
         leader has taken over, BoltError when a task died, another TxstreamError when the data cannot be
         stored.
         """
-        tables = {component: one.table for component, one in deltas.items()}
+        attempt, reached = one.attempt, one.reached
+        tables = {component: found.table for component, found in deltas.items()}
         own = [target.deltas(tables) for target in self._targets]
         shared: list[int] = []
         if write is not None:
             shared = [at for at, tables in enumerate(own) if self._is_for_executors(attempt, at, tables)]
         for at in shared:
             if at not in begun:
-                self._begin(at, attempt, metas, batch, reached)
+                self._begin(at, one)
         digests = self._digests_of_bolts(written or {})
-        keys = Counter({at: sum(one.rows for one in found.values()) for at, found in enumerate(digests)})
+        keys = Counter(
+            {at: sum(digest.rows for digest in found.values()) for at, found in enumerate(digests)}
+        )
         if write is not None and shared:
             reached(Point.BEFORE_WRITE)
-            keys.update(self._write_shares(attempt, {at: own[at] for at in shared}, batch, write))
+            keys.update(self._write_shares(one, {at: own[at] for at in shared}, write))
             reached(Point.AFTER_WRITE)
         for at, states in enumerate(self._states):
             if at:
                 reached(Point.BETWEEN_COMMITS)
             mine = [] if at in shared else own[at]
             path = EXECUTORS if at in shared or at in begun else DRIVER
-            digests[at] |= {one.spec.state.table: deltas[one.component].digest for one in own[at]}
-            commit = self._whole(attempt, metas, batch, path, mine, digests[at])
-            if not at and batch.letters:
-                commit = replace(commit, letters=batch.letters)
+            digests[at] |= {table.spec.state.table: deltas[table.component].digest for table in own[at]}
+            commit = self._whole(one, path, mine, digests[at])
+            if not at and one.batch.letters:
+                commit = replace(commit, letters=one.batch.letters)
             self._finish(states, commit, reached, keys=keys[at], path=path)
         before = Txid(attempt.txid - 1)
         self._committed_by = {before: self._committed_by.get(before), attempt.txid: attempt.attempt}
@@ -212,32 +218,22 @@ class Committer:
 
     # --- the steps ----------------------------------------------------------------------------------
 
-    def _begin(
-        self,
-        at: int,
-        attempt: TransactionAttempt,
-        metas: dict[str, Any],
-        batch: ProcessedBatch,
-        reached: Callable[[str], None],
-    ) -> None:
+    def _begin(self, at: int, one: Committing) -> None:
         started = time.perf_counter()
         try:
-            self._states[at].begin_commit(self._whole(attempt, metas, batch, EXECUTORS, ()), reached=reached)
+            self._states[at].begin_commit(self._whole(one, EXECUTORS, ()), reached=one.reached)
         except ServiceUnavailableError as error:
             # Whether or not it has begun, this attempt cannot begin again.
-            self._outcome(self._states[at], attempt, lost=False)
-            raise BatchFailedError(f"{attempt} was not committed: {error}") from error
-        _add(batch.timings, "begin", started)
-        reached(Point.AFTER_BEGIN)
+            self._outcome(self._states[at], one.attempt, lost=False)
+            raise BatchFailedError(f"{one.attempt} was not committed: {error}") from error
+        _add(one.batch.timings, "begin", started)
+        one.reached(Point.AFTER_BEGIN)
 
     def _write_shares(
-        self,
-        attempt: TransactionAttempt,
-        work: Mapping[int, Sequence[TableDeltas]],
-        batch: ProcessedBatch,
-        write: ShareWriter,
+        self, one: Committing, work: Mapping[int, Sequence[TableDeltas]], write: ShareWriter
     ) -> dict[int, int]:
         """Have executors write the deltas of some databases. Returns the number of rows, by database."""
+        attempt = one.attempt
         started = time.perf_counter()
         writes = []
         for at, tables in work.items():
@@ -263,14 +259,14 @@ class Committer:
                     f"cannot, open the way for them or build with commit='driver'"
                 ) from error
             raise
-        _add(batch.timings, "write", started)
+        _add(one.batch.timings, "write", started)
         return dict(zip(work, rows, strict=True))
 
     def _finish(
         self,
         states: TopologyStates,
         commit: Commit,
-        reached: Callable[[str], None],
+        reached: Reached,
         *,
         keys: int,
         path: str,
@@ -298,14 +294,9 @@ class Committer:
         ]
 
     def _whole(
-        self,
-        attempt: TransactionAttempt,
-        metas: dict[str, Any],
-        batch: ProcessedBatch,
-        path: str,
-        tables: Sequence[TableDeltas],
-        digests: Digests | None = None,
+        self, one: Committing, path: str, tables: Sequence[TableDeltas], digests: Digests | None = None
     ) -> Commit:
+        attempt, batch = one.attempt, one.batch
         details = {
             "path": path,
             "timings": {step: round(seconds, 6) for step, seconds in batch.timings.items()},
@@ -315,7 +306,7 @@ class Committer:
             details["digests"] = {table: digest.to_document() for table, digest in digests.items()}
         return Commit(
             attempt=attempt,
-            metas=metas,
+            metas=one.metas,
             deltas={table.spec.state.table: table.deltas for table in tables},
             tuples=batch.result.records,
             planned_at=batch.planned_at,

@@ -16,19 +16,19 @@ from typing import Any
 
 from txstream.batch_metas import MetaCodec
 from txstream.coordinator import EmitCommit
-from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
+from txstream.engine.batch.runner_contract import NOTHING, BatchResult, BatchRunner
 from txstream.engine.batch.shares import StateWrite
-from txstream.engine.commit.committer import Committer, ProcessedBatch
-from txstream.engine.fault_points import Point
+from txstream.engine.commit.committer import Committer, Committing, ProcessedBatch
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.workers import Lane
+from txstream.fault_points import Point
 from txstream.report import Statistics
 from txstream.transaction import TransactionAttempt
 
 
 class CommitPhase:
-    """Carries out the event loop's commits. Call `commit` on the loop's thread. `release` drops what the
-    runner keeps of a processed batch."""
+    """Carries out the event loop's commits. Call `commit` on the loop's thread. `has_bolts`: bolts run in
+    this phase. `release` drops what the runner keeps for them of a processed batch."""
 
     def __init__(
         self,
@@ -39,6 +39,8 @@ class CommitPhase:
         watcher: Watcher,
         statistics: Statistics,
         release: Callable[[BatchResult], None],
+        *,
+        has_bolts: bool,
     ) -> None:
         self._batches = batches
         self._committer = committer
@@ -47,6 +49,7 @@ class CommitPhase:
         self._watcher = watcher
         self._statistics = statistics
         self._release = release
+        self._has_bolts = has_bolts
         self._past_bolts: set[TransactionAttempt] = set()
         # Added and removed by the thread that commits.
         self._writing: set[TransactionAttempt] = set()
@@ -54,46 +57,52 @@ class CommitPhase:
     def commit(
         self, emit: EmitCommit[Any], batch: ProcessedBatch, committed: TransactionAttempt | None
     ) -> None:
-        """Run the bolts of the commit phase, then the states' transactions. If those bolts write states, the
-        commit of their databases begins before them. `committed` is the attempt that was committed last."""
-        attempt = emit.attempt
+        """Run the bolts of the commit phase, if there are any, then the states' transactions. If those bolts
+        write states, the commit of their databases begins before them. `committed` is the attempt that was
+        committed last."""
+        attempt, batches = emit.attempt, self._batches
         self._watcher.committing(attempt)
-        batch = replace(batch, timings=self._batches.timing(attempt.txid).before_commit())
-        if not self._committer.begins_before_bolts:
-            self._run_bolts(emit, batch, committed, frozenset())
-            return
+        one = Committing(
+            attempt,
+            self._codec.encode(emit.metas),
+            replace(batch, timings=batches.timing(attempt.txid).before_commit()),
+            lambda point: batches.reach(point, attempt.txid),
+        )
+        if not self._has_bolts:
+            self._past_bolts = {attempt}
+            self._commit_states(one, NOTHING, frozenset())
+        elif self._committer.begins_before_bolts:
+            self._begin(one, committed)
+        else:
+            self._run_bolts(one, committed)
 
+    def _begin(self, one: Committing, committed: TransactionAttempt | None) -> None:
         def work() -> frozenset[int]:
             try:
-                self._batches.reach(Point.BEFORE_COMMIT, attempt.txid)
-                metas = self._codec.encode(emit.metas)
-                return self._committer.begin(attempt, metas, batch, self._reached(attempt))
+                one.reached(Point.BEFORE_COMMIT)
+                return self._committer.begin(one)
             except BaseException:
-                self._release(batch.result)
+                self._release(one.batch.result)
                 raise
 
         def done(begun: frozenset[int]) -> None:
-            if self._batches.is_active(attempt):
-                self._run_bolts(emit, batch, committed, begun)
+            if self._batches.is_active(one.attempt):
+                self._run_bolts(one, committed, begun)
             else:
-                self._batches.workers.submit(Lane.COMMIT, lambda: self._release(batch.result))
+                self._batches.workers.submit(Lane.COMMIT, lambda: self._release(one.batch.result))
 
-        self._submit(attempt, work, done)
+        self._submit(one.attempt, work, done)
 
     def _run_bolts(
-        self,
-        emit: EmitCommit[Any],
-        batch: ProcessedBatch,
-        committed: TransactionAttempt | None,
-        begun: frozenset[int],
+        self, one: Committing, committed: TransactionAttempt | None, begun: frozenset[int] | None = None
     ) -> None:
-        attempt = emit.attempt
+        attempt, batch = one.attempt, one.batch
         started = time.perf_counter()
 
         def work() -> BatchResult:
             try:
-                if not self._committer.begins_before_bolts:
-                    self._batches.reach(Point.BEFORE_COMMIT, attempt.txid)
+                if begun is None:
+                    one.reached(Point.BEFORE_COMMIT)
                 return self._runner.commit(attempt, batch.result, committed)
             finally:
                 self._release(batch.result)
@@ -104,47 +113,41 @@ class CommitPhase:
                 seconds = batch.timings["commit_bolts"] = time.perf_counter() - started
                 self._batches.timing(attempt.txid).commit_bolts_seconds = seconds
                 self._past_bolts = {attempt}
-                self._commit_states(emit, batch, finished, begun)
+                self._commit_states(one, finished, begun or frozenset())
 
         self._batches.failures.when_overdue(
             attempt, "through its commit phase", lambda: attempt not in self._past_bolts
         )
         self._submit(attempt, work, done)
 
-    def _commit_states(
-        self, emit: EmitCommit[Any], batch: ProcessedBatch, finished: BatchResult, begun: frozenset[int]
-    ) -> None:
-        attempt = emit.attempt
+    def _commit_states(self, one: Committing, finished: BatchResult, begun: frozenset[int]) -> None:
+        attempt, batch = one.attempt, one.batch
         started = time.perf_counter()
         timing = self._batches.timing(attempt.txid)
 
         def work() -> float:
-            deltas = {**batch.deltas, **self._committer.prepare(finished, in_commit=True)}
-            merged_seconds = time.perf_counter() - started
-            timing.merge_seconds += merged_seconds
-            batch.timings["merge"] = timing.merge_seconds
+            deltas, merged_seconds = batch.deltas, 0.0
+            if self._has_bolts:
+                deltas = {**deltas, **self._committer.prepare(finished, in_commit=True)}
+                merged_seconds = time.perf_counter() - started
+                timing.merge_seconds += merged_seconds
+                batch.timings["merge"] = timing.merge_seconds
+            else:
+                one.reached(Point.BEFORE_COMMIT)
             self._committer.commit(
-                attempt,
-                self._codec.encode(emit.metas),
-                batch,
-                deltas,
-                self._reached(attempt),
-                write=self._write_shares,
-                begun=begun,
-                written=finished.written_by,
+                one, deltas, write=self._write_shares, begun=begun, written=finished.written_by
             )
-            self._batches.reach(Point.AFTER_COMMIT, attempt.txid)
+            one.reached(Point.AFTER_COMMIT)
             return merged_seconds
 
         def done(merged_seconds: float) -> None:
             timing.commit_seconds = time.perf_counter() - started - merged_seconds
+            if not self._has_bolts:
+                self._watcher.bolts_committed(attempt, finished)
             self._statistics.saw(attempt, [*batch.result.places, *finished.places])
             self._batches.carry_out(self._batches.coordinator.ack(attempt))
 
         self._submit(attempt, work, done)
-
-    def _reached(self, attempt: TransactionAttempt) -> Callable[[str], None]:
-        return lambda point: self._batches.reach(Point(point), attempt.txid)
 
     def _write_shares(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
         """Have tasks write shares, on the thread that commits. A deadline ends it, because a frozen task must

@@ -30,7 +30,6 @@ from txstream.coordinator import (
 )
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import Committer
-from txstream.engine.fault_points import Point, PointListener, nobody_listens
 from txstream.engine.loop.commit_phase import CommitPhase
 from txstream.engine.loop.dead_letter_rows import Letters
 from txstream.engine.loop.failed_attempts import FailedAttempts
@@ -44,6 +43,7 @@ from txstream.engine.loop.processing import Processing
 from txstream.engine.loop.retries import Retries
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Event, Lane, Workers
+from txstream.fault_points import Point, PointListener, nobody_listens
 from txstream.report import BatchTiming, Statistics
 from txstream.transaction import TransactionAttempt, Txid
 from txstream.waiting import RunAbortedError, Waiting
@@ -125,7 +125,10 @@ class EventLoop:
             *(topology, letters, retries),
         )
         release = self._processing.release
-        self._commits = CommitPhase(self, committer, runner, codec, watcher, self.statistics, release)
+        self._commits = CommitPhase(
+            *(self, committer, runner, codec, watcher, self.statistics, release),
+            has_bolts=any(bolt.runs_in_commit for bolt in topology.bolts),
+        )
 
     # --- for other threads --------------------------------------------------------------------------
 

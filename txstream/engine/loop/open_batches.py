@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from txstream.coordinator import Command, Coordinator, EmitBatch
 from txstream.engine.batch.runner_contract import BatchResult
-from txstream.engine.fault_points import Point
 from txstream.engine.loop.workers import Workers
+from txstream.fault_points import Point
 from txstream.report import BatchTiming
 from txstream.transaction import TransactionAttempt, Txid
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from txstream.api.errors import BatchFailedError, ServiceUnavailableError
@@ -187,4 +188,4 @@ class Planning:
             else:
                 batches.fail_run(error)
 
-        batches.workers.submit(Lane.PLAN, lambda: self._spout.cleanup_before(before), lambda _: None, failed)
+        batches.workers.submit(Lane.PLAN, partial(self._spout.cleanup_before, before), failed=failed)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from pyspark import StorageLevel, cloudpickle
 
 from txstream.api.errors import BatchFailedError, TxstreamError
-from txstream.batch_metas import BatchMetas, MetaCodec
+from txstream.batch_metas import BatchMetas
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import Layout, Stage, lay_out
 from txstream.engine.batch.messages import ANSWER, DRIVER, PYTHON, Answer, Element, WorkOrder
@@ -140,10 +140,6 @@ class SparkRunner:
 
     # --- for the event loop -------------------------------------------------------------------------
 
-    @functools.cached_property
-    def _codec(self) -> MetaCodec[Any]:
-        return self.plan.codec()
-
     @_blaming
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         """Process one attempt. Raises the TxstreamError that a Spark task reported, or BoltError."""
@@ -151,7 +147,6 @@ class SparkRunner:
             attempt,
             metas,
             self.plan,
-            self._codec,
             self.slots,
             width=self._width,
             # Nobody knows how long DataFrame bolts take.

@@ -14,7 +14,6 @@ from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import Committer
-from txstream.engine.fault_points import PointListener, nobody_listens
 from txstream.engine.loop.dead_letter_rows import letters_of
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.failing_record import name_record
@@ -23,6 +22,7 @@ from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.retries import Retries
 from txstream.engine.start.driver import Ready, Services, Tier
 from txstream.engine.start.takeover import Takeover
+from txstream.fault_points import PointListener, nobody_listens
 from txstream.report import BatchTiming, RunProgress, RunReport, shown_reasons
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.wording import counted

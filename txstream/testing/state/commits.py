@@ -10,8 +10,8 @@ from typing import Any
 
 from txstream.api.errors import ProgressMismatchError, StateValueError, TxidRegressionError
 from txstream.api.reducers import Sum, custom
+from txstream.fault_points import Point
 from txstream.semantics import Semantics
-from txstream.state.commit_protocol import INSIDE_BEGIN, INSIDE_COMMIT
 from txstream.testing.promises import Promises
 from txstream.testing.state.life import Life, table
 from txstream.testing.state.trial import FENCED, StateCheck, StateTrial, each
@@ -28,7 +28,7 @@ class _CrashError(Exception):
     """The driver dies here."""
 
 
-def _crash(_point: str) -> None:
+def _crash(_point: Point) -> None:
     raise _CrashError
 
 
@@ -44,7 +44,7 @@ def _crashes(life: Life, what: str, call: Callable[..., None], *arguments: Any) 
     "commit-is-atomic",
     "`commit` calls `reached` once, when everything is written but not yet visible; if `reached` raises, "
     "nothing is kept.",
-    "use one transaction for fence, restore, deltas and ledger, and call reached(INSIDE_COMMIT) right "
+    "use one transaction for fence, restore, deltas and ledger, and call reached(Point.INSIDE_COMMIT) right "
     "before it ends",
 )
 @each(*Semantics)
@@ -56,7 +56,7 @@ def commit_is_atomic(life: Life) -> None:
     before = other.everything()
     seen: list[tuple[str, tuple[Any, ...]]] = []
     life.commit(2, {"a": 2, "b": 2}, reached=lambda point: seen.append((point, other.everything())))
-    trial.require("what others see during a commit", [(INSIDE_COMMIT, before)], seen)
+    trial.require("what others see during a commit", [(Point.INSIDE_COMMIT, before)], seen)
     _crashes(life, "a commit that failed at its end", life.committing, life.next(3), {"a": 5, "c": 5})
     life.commit(3, {"a": 1})
     life.holds({"a": 4, "b": 2}, "after the next commit")
@@ -81,7 +81,7 @@ def a_refused_value_leaves_nothing(trial: StateTrial) -> None:
 @CHECKS.promise(
     "beginning-is-atomic",
     "`begin_commit` calls `reached` once; if `reached` raises, fence, ledger and state stay as they were.",
-    "use one transaction, and call reached(INSIDE_BEGIN) right before it commits",
+    "use one transaction, and call reached(Point.INSIDE_BEGIN) right before it commits",
 )
 @each(*FENCED)
 def beginning_is_atomic(life: Life) -> None:
@@ -90,14 +90,14 @@ def beginning_is_atomic(life: Life) -> None:
     _crashes(life, "a beginning that failed at its end", life.beginning, life.next(2))
     points: list[str] = []
     life.trial.ask("the attempt begins", life.beginning, life.next(2), reached=points.append)
-    life.trial.require("the calls to reached", [INSIDE_BEGIN], points)
+    life.trial.require("the calls to reached", [Point.INSIDE_BEGIN], points)
 
 
 @CHECKS.promise(
     "end-is-atomic",
     "`end_commit` calls `reached` once; if `reached` raises, the ledger stays at `committing` and the "
     "deltas of `end_commit` are not written.",
-    "use one transaction, and call reached(INSIDE_COMMIT) right before it commits",
+    "use one transaction, and call reached(Point.INSIDE_COMMIT) right before it commits",
 )
 @each(*FENCED)
 def end_is_atomic(life: Life) -> None:
@@ -106,7 +106,7 @@ def end_is_atomic(life: Life) -> None:
     _crashes(life, "an end that failed", life.ending, under, {"b": 1})
     points: list[str] = []
     life.end(under, {"b": 1}, keys=1, reached=points.append)
-    life.trial.require("the calls to reached", [INSIDE_COMMIT], points)
+    life.trial.require("the calls to reached", [Point.INSIDE_COMMIT], points)
     life.holds({"a": 1, "b": 1})
 
 

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from txstream.api.errors import CorruptStateError, StaleAttemptError
+from txstream.fault_points import Point
 from txstream.state import FenceLockedError
-from txstream.state.commit_protocol import INSIDE_BEGIN, INSIDE_COMMIT
 from txstream.testing.promises import Promises, tell
 from txstream.testing.state.life import Life
 from txstream.testing.state.trial import FENCED, StateCheck, StateTrial, each
@@ -175,7 +175,7 @@ def _raise_beside(life: Life, point: str, run: Callable[..., None], *arguments: 
 )
 @each(*FENCED)
 def raise_waits_for_commit(life: Life) -> None:
-    _raise_beside(life, INSIDE_COMMIT, life.committing, life.next(1), {"a": 1})
+    _raise_beside(life, Point.INSIDE_COMMIT, life.committing, life.next(1), {"a": 1})
 
 
 @CHECKS.promise(
@@ -185,7 +185,7 @@ def raise_waits_for_commit(life: Life) -> None:
 )
 def raise_waits_for_beginning(trial: StateTrial) -> None:
     life = trial.life()
-    _raise_beside(life, INSIDE_BEGIN, life.beginning, life.next(1))
+    _raise_beside(life, Point.INSIDE_BEGIN, life.beginning, life.next(1))
 
 
 @CHECKS.promise(
@@ -196,7 +196,7 @@ def raise_waits_for_beginning(trial: StateTrial) -> None:
 )
 @each(*FENCED)
 def raise_waits_for_end(life: Life) -> None:
-    _raise_beside(life, INSIDE_COMMIT, life.ending, life.begin(1), {"a": 1})
+    _raise_beside(life, Point.INSIDE_COMMIT, life.ending, life.begin(1), {"a": 1})
 
 
 @CHECKS.promise(

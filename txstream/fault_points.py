@@ -7,6 +7,7 @@ driver. In ordinary runs nothing listens.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -62,6 +63,10 @@ class At:
         if not re.fullmatch(r"\d+", txid):
             raise ValueError(f"{text!r} is not POINT:TXID")
         return cls(Point(point), int(txid))
+
+
+Reached = Callable[[Point], None]
+"""Called by a write that gets to a point, on the thread that does the write."""
 
 
 class PointListener(Protocol):
