@@ -15,6 +15,8 @@ from txstream.transaction import Txid
 
 DEFAULT_MAX_PER_BATCH = 100
 DEFAULT_MAX_SHARE = 0.01
+# A live batch may have a handful of records, of which a share would allow one.
+_SMALL = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +24,13 @@ class DeadLetters:
     """Asks for dead letters: `TransactionalTopologyBuilder(..., dead_letters=DeadLetters())`.
 
     At most `max_per_batch` records of a batch become dead letters, and at most the share `max_share` of its
-    records, but always one. When more fail it is a bug and not poison, and the run ends with the first
-    error. `topic` is reserved: a builder refuses it. Raises TopologyError for impossible values.
+    records; of a small batch up to ten, if they are no more than half of it, and always one. When more fail
+    it is a bug and not poison, and the run ends with the first error. Raises TopologyError for impossible
+    values.
     """
 
     max_per_batch: int = DEFAULT_MAX_PER_BATCH
     max_share: float = DEFAULT_MAX_SHARE
-    topic: str | None = None
 
     def __post_init__(self) -> None:
         most, share = self.max_per_batch, self.max_share
@@ -36,12 +38,11 @@ class DeadLetters:
             raise TopologyError(f"max_per_batch of dead letters is {most!r}; it must be an integer above 0")
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
             raise TopologyError(f"max_share of dead letters is {share!r}; it must be above 0 and at most 1")
-        if self.topic is not None and (not isinstance(self.topic, str) or not self.topic):
-            raise TopologyError(f"the topic of dead letters is {self.topic!r}; it must be a topic's name")
 
     def most_of(self, records: int) -> int:
         """Return how many of a batch's records may become dead letters."""
-        return min(self.max_per_batch, max(1, math.floor(self.max_share * records)))
+        of_a_small_batch = max(1, min(_SMALL, records // 2))
+        return min(self.max_per_batch, max(of_a_small_batch, math.floor(self.max_share * records)))
 
 
 @dataclass(frozen=True, slots=True, order=True)

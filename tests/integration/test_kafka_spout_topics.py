@@ -106,16 +106,19 @@ def test_a_pattern_that_matches_nothing_waits(
 ) -> None:
     coordinator = open_plan(topic_pattern=f"{unique}.*", starting_offsets="latest")
     assert coordinator.targets() == {}
-    assert coordinator.plan({}, MANY) == {}
+    begun = coordinator.plan({}, MANY)
+    assert spans(begun) == {"(no topic yet)/0": (0, 0)}, "that the run has begun is stored"
+    last = after({}, begun)
+    assert coordinator.plan(last, MANY) == {}
     assert not coordinator.is_ready()
-    assert coordinator.reached({}, {})
+    assert coordinator.reached(last, {})
     said = [text for text in caplog.messages if unique in text]
     assert said == [f"no topic matches '{unique}.*' yet"]
     topics.create(unique)
     fill(topics, unique, 3)
     wait_until(coordinator.is_ready, "the topic is found")
     # The topic did not exist when the run began, so nothing of it is passed over.
-    assert spans(coordinator.plan({}, MANY)) == {f"{unique}/0": (0, 3)}
+    assert spans(coordinator.plan(last, MANY)) == {f"{unique}/0": (0, 3)}
 
 
 def test_a_topic_of_a_pattern_that_goes_is_lost_data(topics: Topics, unique: str, open_plan: Any) -> None:

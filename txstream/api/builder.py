@@ -305,11 +305,6 @@ def check_dead_letters(given: DeadLetters | None, semantics: Semantics) -> DeadL
         return None
     if not isinstance(given, DeadLetters):
         raise TopologyError(f"dead_letters is {given!r:.100}; it must be DeadLetters(...) or None")
-    if given.topic is not None:
-        raise TopologyError(
-            f"dead letters are not produced to a topic yet ({given.topic!r}); they are in the table "
-            f"txstream_dead_letter: leave topic out"
-        )
     if semantics is Semantics.NON_TRANSACTIONAL:
         raise TopologyError(
             "dead letters are exact, which a non-transactional spout is not; use OpaqueSpout or "

@@ -23,10 +23,17 @@ from txstream.cli.main import main
 
 
 @pytest.mark.parametrize(
-    ("records", "most"), [(1, 1), (99, 1), (100, 1), (250, 2), (10_000, 100), (500_000, 100)]
+    ("records", "most"),
+    [(1, 1), (2, 1), (5, 2), (20, 10), (100, 10), (1_000, 10), (2_500, 25), (10_000, 100), (500_000, 100)],
 )
-def test_a_batch_may_lose_one_record_at_least_and_the_lesser_limit_at_most(records: int, most: int) -> None:
+def test_a_small_batch_may_lose_half_and_ten_and_a_large_one_the_lesser_limit(
+    records: int, most: int
+) -> None:
     assert DeadLetters().most_of(records) == most
+
+
+def test_the_number_is_a_limit_of_small_batches_too() -> None:
+    assert DeadLetters(max_per_batch=3).most_of(100) == 3
 
 
 @pytest.mark.parametrize(
@@ -36,7 +43,6 @@ def test_a_batch_may_lose_one_record_at_least_and_the_lesser_limit_at_most(recor
         ({"max_per_batch": True}, "max_per_batch of dead letters is True"),
         ({"max_share": 0}, "max_share of dead letters is 0"),
         ({"max_share": 1.5}, "max_share of dead letters is 1.5"),
-        ({"topic": ""}, "the topic of dead letters is ''"),
     ],
 )
 def test_impossible_limits_are_refused(setting: dict[str, Any], words: str) -> None:
@@ -65,7 +71,6 @@ def test_a_built_topology_has_the_setting() -> None:
     [
         (NonTransactionalSpout, DeadLetters(), "which a non-transactional spout is not"),
         (OpaqueSpout, 100, "dead_letters is 100; it must be DeadLetters"),
-        (OpaqueSpout, DeadLetters(topic="dead"), "not produced to a topic yet \\('dead'\\)"),
     ],
 )
 def test_a_builder_refuses_what_is_no_setting_or_not_exact(
