@@ -50,8 +50,12 @@ def test_each_semantics_shows_what_it_does(launcher: Launcher, kind: str) -> Non
     assert [one["failed_attempts"] for one in every] == [0 if dies else 1] * 3
 
     is_away = kind == "partition"
-    share = 2_000 // 64 if is_away else 0  # one partition's records in one batch
-    assert [one["moved_tuples"] for one in every] == [share, 0, share]
+    # One partition's records in one batch, or in two where the batch behind was planned as well.
+    share = 2_000 // 64
+    moved = {share, 2 * share} if is_away else {0}
+    assert opaque["moved_tuples"] in moved
+    assert neither["moved_tuples"] in moved
+    assert transactional["moved_tuples"] == 0
     assert opaque["batches"] == neither["batches"]
     assert (transactional["stalled_seconds"] >= 3.0) is is_away
     waited = transactional["outage_seconds"]
