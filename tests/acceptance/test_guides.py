@@ -150,7 +150,7 @@ def check(command: ShownCommand, desk: Desk) -> None:
 
 def comparable(printed: str) -> str:
     """Leave out what differs from run to run: times, durations, addresses, uuids, and how wide a table is."""
-    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\d+\.\d+ s", "TIME", printed)
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\d+\.\d+\s+s\b", "TIME", printed)
     text = re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", text)
     text = re.sub(r"\b[0-9a-f]{4}(\.\.\.|[0-9a-f]{4}-[0-9a-f-]{27})", "UUID", text)
     return " ".join(re.sub(r"─+", "─", text).split())
