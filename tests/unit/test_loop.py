@@ -348,19 +348,19 @@ def test_one_thread_commits_whatever_was_given_up(log: MemoryLog) -> None:
     """The next attempt's commit is submitted while the attempt that was given up is still committing."""
     run = Run(World(log), options={"max_spout_pending": 1})
     others = set(threading.enumerate())
-    given_up, committing = threading.Event(), set[threading.Thread]()
+    given_up, committing = set[TransactionAttempt](), set[threading.Thread]()
     asked_again = threading.Event()
     submit = run.workers.submit
 
     def asked(lane: Lane, *arguments: Any, **options: Any) -> None:
         submit(lane, *arguments, **options)
-        if given_up.is_set() and lane is Lane.COMMIT:
+        if given_up and lane is Lane.COMMIT and options["attempt"] not in given_up:
             committing.update(t for t in threading.enumerate() if t.name.startswith("txstream-commit"))
             asked_again.set()
 
     def before(attempt: TransactionAttempt) -> None:
-        if not given_up.is_set():
-            given_up.set()
+        if not given_up:
+            given_up.add(attempt)
             gave_up = BatchFailedError("given up")
             run.workers.post(lambda: run.loop.failures.failed(attempt, gave_up))
             wait(asked_again, "the commit of the next attempt being asked for")
