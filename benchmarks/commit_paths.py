@@ -38,7 +38,13 @@ from txstream.bolts.sql import SqlStateBolt
 from txstream.digests import digest_of
 from txstream.engine.batch.execution_plan import compile_topology
 from txstream.engine.batch.runner_contract import NOTHING
-from txstream.engine.commit.committer import Committer, Committing, ProcessedBatch, StateDeltas, state_targets
+from txstream.engine.commit.committer import (
+    BatchCommitter,
+    Committing,
+    ProcessedBatch,
+    StateDeltas,
+    state_targets,
+)
 from txstream.engine.spark.session import create_context
 from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.spouts.memory import MemorySpout
@@ -139,7 +145,9 @@ class Bench:
         for path in ("driver", "executors"):
             built = topology(name, path, options.slots)
             targets = state_targets(built, options.url, open_database)
-            self._committers[path] = Committer(built, "benchmark", targets, wait_for=lambda _, check: check())
+            self._committers[path] = BatchCommitter(
+                built, "benchmark", targets, wait_for=lambda _, check: check()
+            )
         self._database = targets[0].database
         self._database.ensure_framework_tables()
         self._database.of(name, "benchmark", built.semantics, targets[0].tables).join(first_run=True)

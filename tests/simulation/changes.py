@@ -18,7 +18,7 @@ from simulation.releases import FIRST, SECOND, THIRD, Release, releases_of
 from txstream.api.topology import CommitChoice
 from txstream.semantics import Semantics
 from txstream.simulation.chances import Chances
-from txstream.simulation.driver import Driver
+from txstream.simulation.driver import SimulatedDriver
 from txstream.simulation.program import Program
 from txstream.simulation.stores import Server
 from txstream.simulation.world import FAULTS, Tree, WrongResultError
@@ -113,7 +113,7 @@ class ChangingWorld(MutableWorld):
         else:
             super()._step_a_driver()
 
-    def new_driver(self) -> Driver:
+    def new_driver(self) -> SimulatedDriver:
         number = self.released
         if self.chances.happens(0.3):
             number = self.chances.between(1, number)

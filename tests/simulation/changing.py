@@ -22,7 +22,7 @@ from txstream.engine.start.takeover import Takeover
 from txstream.inspect.databases import databases_of
 from txstream.inspect.recover_from_ledgers import recover_in
 from txstream.ledger_retention import Keep
-from txstream.simulation.driver import Actor, Driver, Progress, UnexplainedError
+from txstream.simulation.driver import Actor, Progress, SimulatedDriver, UnexplainedError
 from txstream.simulation.program import Program
 from txstream.simulation.world import WrongResultError
 from txstream.state import StateBackend
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from simulation.changes import ChangingWorld
 
 
-class ChangingDriver(Driver):
+class ChangingDriver(SimulatedDriver):
     """A driver of one of several releases."""
 
     world: ChangingWorld

@@ -54,7 +54,13 @@ from txstream.bolts.sql import SqlStateBolt
 from txstream.digests import digest_of
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.runner_contract import NOTHING, BatchResult
-from txstream.engine.commit.committer import Committer, Committing, ProcessedBatch, StateDeltas, state_targets
+from txstream.engine.commit.committer import (
+    BatchCommitter,
+    Committing,
+    ProcessedBatch,
+    StateDeltas,
+    state_targets,
+)
 from txstream.engine.spark.session import create_context
 from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.state import open_database
@@ -151,7 +157,7 @@ def kill_while_they_write(runner: SparkRunner, url: str) -> dict[str, Any]:
     database = target.database
     database.ensure_framework_tables()
     database.of("paths", "uuid", topology.semantics, target.tables).join(first_run=True)
-    committer = Committer(topology, "uuid", [target], wait_for=lambda _, check: check())
+    committer = BatchCommitter(topology, "uuid", [target], wait_for=lambda _, check: check())
     words = [f"w{number}" for number in range(300)]
     table = pa.table({"word": words, "n": pa.array([1] * len(words), pa.int64())})
     deltas = {"counts": StateDeltas(table, digest_of(table, ["word"]))}

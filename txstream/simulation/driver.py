@@ -98,7 +98,7 @@ class Actor:
             self.world.tree.delay_next_write()
 
 
-class Driver(Actor, Watcher):
+class SimulatedDriver(Actor, Watcher):
     """One driver, from its election to its end. It is its own `Services`."""
 
     state = "simulated"

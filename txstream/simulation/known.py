@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from txstream.engine.batch.runner_contract import BatchResult
-from txstream.engine.commit.committer import Committer, StateDeltas
+from txstream.engine.commit.committer import BatchCommitter, StateDeltas
 from txstream.simulation.determinism import NotDeterministicError
 
 T = TypeVar("T")
@@ -90,14 +90,14 @@ class Results:
         return known.result
 
 
-def committer_with(memo: Memo) -> type[Committer]:
-    """Return a Committer class that merges the deltas of each result only once."""
+def committer_with(memo: Memo) -> type[BatchCommitter]:
+    """Return a BatchCommitter class that merges the deltas of each result only once."""
 
-    class Remembering(Committer):
+    class Remembering(BatchCommitter):
         def prepare(self, result: BatchResult, *, in_commit: bool = False) -> dict[str, StateDeltas]:
             if in_commit:
                 return super().prepare(result, in_commit=True)
-            return memo.of("merged", [result.deltas], lambda: Committer.prepare(self, result))
+            return memo.of("merged", [result.deltas], lambda: BatchCommitter.prepare(self, result))
 
     return Remembering
 

@@ -25,7 +25,7 @@ from txstream.transaction import TransactionAttempt
 from txstream.wording import a
 
 if TYPE_CHECKING:
-    from txstream.simulation.driver import Driver
+    from txstream.simulation.driver import SimulatedDriver
 
 PARTITIONS = 3
 """The number of partitions that a list of rows is dealt over."""
@@ -145,7 +145,7 @@ class Log:
 class LogCoordinator(PartitionCoordinator[MemoryRange]):
     """The log as a driver sees it."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: SimulatedDriver) -> None:
         self._driver = driver
         self._log = driver.world.log
 

@@ -36,7 +36,7 @@ from txstream.state import StateBackend
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
-    from txstream.simulation.driver import Driver
+    from txstream.simulation.driver import SimulatedDriver
     from txstream.simulation.world import World
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ class Runner(InProcessRunner):
     """The `BatchRunner` of one driver. What bolts make of a batch before its commit is computed once for all
     histories. The commit phase runs as `Tasks`."""
 
-    def __init__(self, driver: Driver, plan: ExecutionPlan) -> None:
+    def __init__(self, driver: SimulatedDriver, plan: ExecutionPlan) -> None:
         super().__init__(plan, width=driver.world.width)
         self._driver = driver
         self._world = driver.world

@@ -13,7 +13,7 @@ from txstream.engine.loop.workers import Event, Lane, Timer
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
-    from txstream.simulation.driver import Driver
+    from txstream.simulation.driver import SimulatedDriver
 
 _MOST_AT_ONCE = 3
 
@@ -24,7 +24,7 @@ class SeededWorkers:
     """The workers of one driver. Time moves on only when nothing is left but a timer; a deadline may pass at
     any time."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: SimulatedDriver) -> None:
         self._driver = driver
         self._waiting: dict[Lane, deque[_Piece]] = {lane: deque() for lane in Lane}
         self._busy: list[Lane] = []

@@ -22,7 +22,7 @@ from txstream.engine.start.takeover import claim_identity
 from txstream.semantics import Semantics
 from txstream.simulation import sqlite
 from txstream.simulation.chances import Chances, Played, Step
-from txstream.simulation.driver import Actor, Driver
+from txstream.simulation.driver import Actor, SimulatedDriver
 from txstream.simulation.plain_fold import Tables, difference, equal
 from txstream.simulation.program import Begun, Program
 from txstream.simulation.source import Log
@@ -116,7 +116,7 @@ class World:
         self.log = Log(self.program.rows, at_end=self.at_end)
         self.tree = self.make_tree()
         self.tasks = Tasks(self)
-        self.drivers: list[Driver] = []
+        self.drivers: list[SimulatedDriver] = []
         self.history: list[tuple[int, str, BatchMetas[Any] | None]] = []
         self.late_calls: list[tuple[str, Callable[[], Any]]] = []
         self.points: set[str] = set()
@@ -280,7 +280,7 @@ class World:
         chosen = self.chances.pick(awake) if self.chances.happens(0.15) else awake[-1]
         chosen.step()
 
-    def new_driver(self) -> Driver:
+    def new_driver(self) -> SimulatedDriver:
         """Add the next driver, perhaps with code that commits in another way."""
         if self.happens("code changes"):
             self.commit = self.chances.pick(self.program.commits())
@@ -288,8 +288,8 @@ class World:
         self.drivers.append(driver := self.driver_of(self.program, len(self.drivers) + 1))
         return driver
 
-    def driver_of(self, program: Program, number: int) -> Driver:
-        return Driver(self, number, program)
+    def driver_of(self, program: Program, number: int) -> SimulatedDriver:
+        return SimulatedDriver(self, number, program)
 
     def grow(self) -> None:
         """Show more rows, perhaps in a new partition."""
@@ -345,7 +345,7 @@ class World:
         if self.steps_done:
             self.cut = _THE_REST  # one batch shows what the faults have left as well as several do
 
-    def _finish(self, last: Driver) -> None:
+    def _finish(self, last: SimulatedDriver) -> None:
         for _ in range(_MAX_LAST_STEPS):
             last.step()
             if self.wrong is not None:
@@ -380,7 +380,7 @@ class World:
             or any(driver.is_alive for driver in self.drivers[:-1])
         )
 
-    def is_finished_by(self, driver: Driver) -> bool:
+    def is_finished_by(self, driver: SimulatedDriver) -> bool:
         if driver.loop is None:
             return False
         coordinator = driver.loop.coordinator
@@ -403,7 +403,7 @@ class World:
             }
         return found
 
-    def committed(self, driver: Driver, attempt: TransactionAttempt) -> None:
+    def committed(self, driver: SimulatedDriver, attempt: TransactionAttempt) -> None:
         """Compare tables with the truth when a driver has committed an attempt. What is wrong is kept in
         `wrong`, because a driver's other work may take an error for its own."""
         self.note(f"{driver} has committed {attempt}")

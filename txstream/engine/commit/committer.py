@@ -38,7 +38,7 @@ from txstream.folding import new_fold
 from txstream.state import AnswerLostError, Commit, TopologyStates
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
-__all__ = ["Committer", "Committing", "ProcessedBatch", "StateTarget", "state_targets"]
+__all__ = ["BatchCommitter", "Committing", "ProcessedBatch", "StateTarget", "state_targets"]
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class ShareWriter(Protocol):
     def __call__(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]: ...
 
 
-class Committer:
+class BatchCommitter:
     """Commits processed batches. `wait_for` blocks, with backoff, until a check passes or the run ends.
     `committed_by` has the attempt that committed the last txid, according to ZooKeeper."""
 

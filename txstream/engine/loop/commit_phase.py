@@ -18,7 +18,7 @@ from txstream.batch_metas import MetaCodec
 from txstream.coordinator import EmitCommit
 from txstream.engine.batch.runner_contract import NOTHING, BatchResult, BatchRunner
 from txstream.engine.batch.shares import StateWrite
-from txstream.engine.commit.committer import Committer, Committing, ProcessedBatch
+from txstream.engine.commit.committer import BatchCommitter, Committing, ProcessedBatch
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.workers import Lane
 from txstream.fault_points import Point
@@ -33,7 +33,7 @@ class CommitPhase:
     def __init__(
         self,
         batches: Batches,
-        committer: Committer,
+        committer: BatchCommitter,
         runner: BatchRunner,
         codec: MetaCodec[Any],
         watcher: Watcher,

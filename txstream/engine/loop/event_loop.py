@@ -29,7 +29,7 @@ from txstream.coordinator import (
     shown,
 )
 from txstream.engine.batch.runner_contract import BatchRunner
-from txstream.engine.commit.committer import Committer
+from txstream.engine.commit.committer import BatchCommitter
 from txstream.engine.loop.commit_phase import CommitPhase
 from txstream.engine.loop.dead_letter_rows import Letters
 from txstream.engine.loop.failed_attempts import FailedAttempts
@@ -67,7 +67,7 @@ class EventLoop:
         spout: PartitionCoordinator[Any],
         store: ProgressStore,
         runner: BatchRunner,
-        committer: Committer,
+        committer: BatchCommitter,
         workers: Workers,
         waiting: Waiting,
         steering: Steering,

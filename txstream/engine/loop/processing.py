@@ -18,7 +18,7 @@ from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.coordinator import EmitBatch, Phase
 from txstream.dead_letters import DeadLetter
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
-from txstream.engine.commit.committer import Committer, Prepared, ProcessedBatch
+from txstream.engine.commit.committer import BatchCommitter, Prepared, ProcessedBatch
 from txstream.engine.loop.dead_letter_rows import Letters
 from txstream.engine.loop.isolation import Found, Isolated, Isolation
 from txstream.engine.loop.open_batches import Batches, Watcher
@@ -48,7 +48,7 @@ class Processing:
         self,
         batches: Batches,
         runner: BatchRunner,
-        committer: Committer,
+        committer: BatchCommitter,
         planning: Planning,
         unreadable: UnreadablePartitions,
         watcher: Watcher,

@@ -13,7 +13,7 @@ from txstream.api.errors import TxstreamError
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.engine.batch.runner_contract import BatchRunner
-from txstream.engine.commit.committer import Committer
+from txstream.engine.commit.committer import BatchCommitter
 from txstream.engine.loop.dead_letter_rows import letters_of
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.failing_record import name_record
@@ -38,7 +38,7 @@ class BatchTier(Tier[EventLoop]):
     gather_seconds: float = field(default=0.0, kw_only=True)
     listener: PointListener = field(default=nobody_listens, kw_only=True)
     watcher: Watcher | None = field(default=None, kw_only=True)
-    committer: type[Committer] = field(default=Committer, kw_only=True)
+    committer: type[BatchCommitter] = field(default=BatchCommitter, kw_only=True)
     _source: PartitionCoordinator[Any] | None = field(init=False, default=None)
     _process: Callable[[TransactionAttempt, BatchMetas[Any]], None] | None = field(init=False, default=None)
     _lag: int | None = field(init=False, default=None)
@@ -170,7 +170,7 @@ class BatchTier(Tier[EventLoop]):
 
 
 def _processed(
-    runner: BatchRunner, committer: Committer, attempt: TransactionAttempt, metas: BatchMetas[Any]
+    runner: BatchRunner, committer: BatchCommitter, attempt: TransactionAttempt, metas: BatchMetas[Any]
 ) -> None:
     """Process a batch up to what its commit would write, and drop what came of it."""
     result = runner.run(attempt, metas)
