@@ -30,8 +30,7 @@ from tracked_topology import Median, Numbers, Split, medians
 
 from txstream import TopologyBuilder
 from txstream.acker.ackers import Ackers
-from txstream.acker.folds import fold
-from txstream.acker.ids import RootIds, TupleIds
+from txstream.acker.ids import RootIds, TupleIds, fold
 from txstream.acker.ledger import AckLedger
 from txstream.engine.spark.session import create_session
 from txstream.testing import TrackedTest

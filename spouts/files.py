@@ -7,30 +7,31 @@ Invariants:
   order, or an error: a checksum covers the bytes of the range, a fingerprint what lies before its end.
 - Only complete data is planned: whole lines that end in a newline, whole Parquet files.
 
-The driver's side is `files_coordinator`, the executors' is `files_emitter`; `files_lines` and `files_parquet`
-know the formats.
+The driver's side is `files_coordinator`; `files_lines` and `files_parquet` know the formats.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
 
-from txstream.api.errors import TopologyError
+from txstream.api.errors import DataLostError, PartitionUnavailableError, TopologyError
 from txstream.api.schema import format_schema, parse_schema
-from txstream.api.spouts import PartitionedSpout, SpoutContext
+from txstream.api.spouts import PartitionedSpout, PartitionEmitter, SpoutContext
+from txstream.spouts.files_format import File, Incomplete
 from txstream.spouts.json_values import json_schema
 from txstream.spouts.ranges import Span
+from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
     from txstream.spouts.files_coordinator import FileCoordinator
-    from txstream.spouts.files_emitter import FileEmitter
     from txstream.spouts.files_format import FileFormat
+
 
 _ORIGIN = (pa.field("path", pa.string()), pa.field("offset", pa.int64()))
 
@@ -156,8 +157,6 @@ class FileSpout(PartitionedSpout[FileRange]):
 
     def emitter(self, context: SpoutContext) -> FileEmitter:
         """Open the executors' side. Opens no file yet: each `emit` opens its own."""
-        from txstream.spouts.files_emitter import FileEmitter
-
         return FileEmitter(self)
 
     def identity(self) -> Mapping[str, Any]:
@@ -187,3 +186,44 @@ def _columns(format_name: str, schema: str | pa.Schema | None) -> pa.Schema:
 def _one_of(name: str, value: str, *allowed: str) -> None:
     if value not in allowed:
         raise TopologyError(f"{name} is {value!r}; it must be {' or '.join(map(repr, allowed))}")
+
+
+class FileEmitter(PartitionEmitter["FileRange"]):
+    """The executors' side: reads ranges of one format. No file stays open."""
+
+    def __init__(self, source: FileSpout) -> None:
+        self._source = source
+        self._format = source.reader()
+
+    def emit(self, attempt: TransactionAttempt, partition: str, meta: FileRange) -> Iterator[pa.RecordBatch]:
+        """The rows of one range. Raises DecodeError for what cannot be read as declared. A file that differs
+        from the plan is DataLostError on the driver's host. Another host may see changes late (a network file
+        system), so there it is PartitionUnavailableError, and the batch is tried again."""
+        if meta.is_empty:
+            return
+        directory = self._source.directory
+        try:
+            yield from self._format.read(File.look(directory, partition), meta)
+        except DataLostError as error:
+            raise self._gone(error) from error
+        except FileNotFoundError as error:
+            if not directory.is_dir():
+                raise PartitionUnavailableError(
+                    f"the directory {directory} is not there on the host {platform.node()}; the driver and "
+                    f"every Spark executor must see it under this path"
+                ) from error
+            raise self._gone(File.missing(directory, partition).lost(meta, "it was deleted")) from error
+        except Incomplete as error:
+            file = File.missing(directory, partition)
+            raise self._gone(file.lost(meta, f"it is no longer complete ({error})")) from error
+        except OSError as error:
+            raise PartitionUnavailableError(f"{directory / partition} cannot be read: {error}") from error
+
+    def _gone(self, error: DataLostError) -> DataLostError | PartitionUnavailableError:
+        here = platform.node()
+        if here == self._source.driver_host:
+            return error
+        return PartitionUnavailableError(
+            f"as the host {here} sees it, {error}. Does it see the same directory as the driver's host "
+            f"{self._source.driver_host}, and at once?"
+        )

@@ -187,7 +187,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         return KafkaPartitionEmitter(self, context)
 
     def decoded(self, letters: Sequence[DeadLetter]) -> pa.RecordBatch:
-        from txstream.spouts.kafka_letters import decoded
+        from txstream.spouts.kafka_columns import decoded
 
         return decoded(self, letters)
 

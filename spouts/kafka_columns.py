@@ -1,18 +1,24 @@
-"""Turns records into the columns that a source emits. Errors name topic, partition and offset."""
+"""Turns records, also those of dead letters, into the columns that a source emits.
+Errors name topic, partition and offset.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from txstream.api.errors import DecodeError
+from txstream.dead_letters import DeadLetter
 from txstream.spouts.json_values import BadValueError, JsonReader
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka_protocol import Partition
-from txstream.spouts.kafka_record_blocks import Headers, RecordColumns
+from txstream.spouts.kafka_record_blocks import Headers, RecordColumns, Records
 
 _MILLISECONDS = pa.timestamp("ms", tz="UTC")
 _SHOWN_BYTES = 200
@@ -162,3 +168,31 @@ def _not_utf8(what: str, partition: Partition, offset: int, error: UnicodeDecode
         f"{partition.number}, is not UTF-8 ({error.reason} at byte {error.start}); read it with "
         f"errors='replace' or as 'binary'"
     )
+
+
+def decoded(source: KafkaSource, letters: Sequence[DeadLetter]) -> pa.RecordBatch:
+    """Return the records as the source emits them. Raises DecodeError. The type of a timestamp is not
+    kept: it counts as the producer's."""
+    if not letters:
+        return pa.RecordBatch.from_pylist([], schema=source.output)
+    return joined_batch(source, json_reader(source), [_part(letter) for letter in letters])
+
+
+def _part(letter: DeadLetter) -> tuple[Partition, RecordColumns]:
+    if letter.topic is None or letter.partition is None or letter.offset is None:
+        raise DecodeError(f"{letter.source} is no record of Kafka")
+    headers = _stored_headers(letter)
+    records = Records(
+        np.array([letter.offset], np.int64),
+        np.array([-1 if letter.timestamp_ms is None else letter.timestamp_ms], np.int64),
+        np.zeros(1, np.bool_),
+        [letter.key],
+        [letter.value],
+        {0: headers} if headers else {},
+    )
+    return Partition(letter.topic, letter.partition), RecordColumns([records.block])
+
+
+def _stored_headers(letter: DeadLetter) -> Headers:
+    pairs = json.loads(letter.headers or b"[]")
+    return [(name.encode(), None if value is None else base64.b64decode(value)) for name, value in pairs]

@@ -16,6 +16,7 @@ is described in Kafka's documentation, "Record Batch" (magic 2); older formats a
 
 from __future__ import annotations
 
+import gzip
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,13 +24,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.util import calc_crc32c
 
-from txstream.spouts.kafka_compression import unpack
 from txstream.spouts.kafka_decode_numpy import Piece, RecordBatch, decode
 from txstream.spouts.kafka_record_blocks import Block, Records
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_MOST_SNAPPY_EXPANDS = 64  # snappy's longest copy makes 64 bytes from 3
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _PREFIX = struct.Struct(">qi")
@@ -256,3 +260,46 @@ def _is_abort_marker(batch: RecordBatch) -> bool:
     """A control batch has one record, or none after a compaction; its key holds a version and a kind, of
     which 0 is an abort."""
     return any(record.key is not None and record.key[2:4] == b"\x00\x00" for record in _records(batch))
+
+
+def unpack(packed: bytes, codec: int) -> bytes:
+    """Return the bytes, unpacked. Raises ValueError, with the reason, when that fails."""
+    if codec not in (1, 2, 3, 4):
+        raise ValueError(f"its compression {codec} is unknown")
+    try:
+        if codec == 1:
+            return gzip.decompress(packed)
+        if codec == 2:
+            return _snappy(packed)
+        with pa.CompressedInputStream(pa.BufferReader(packed), {3: "lz4", 4: "zstd"}[codec]) as stream:
+            unpacked: bytes = stream.read()
+            return unpacked
+    except (OSError, EOFError, ValueError, IndexError, struct.error, zlib.error) as error:
+        raise ValueError(f"it cannot be decompressed: {error}") from error
+
+
+def _snappy(packed: bytes) -> bytes:
+    """Raw snappy, or the framing that Java's snappy stream writes: a header of 16 bytes, then blocks."""
+    if not packed.startswith(_XERIAL_MAGIC):
+        return _snappy_block(packed)
+    blocks: list[bytes] = []
+    at = 16
+    while at < len(packed):
+        (length,) = struct.unpack_from(">i", packed, at)
+        at += 4
+        blocks.append(_snappy_block(packed[at : at + length]))
+        at += length
+    return b"".join(blocks)
+
+
+def _snappy_block(block: bytes) -> bytes:
+    size = shift = 0
+    for byte in block:  # a block begins with its uncompressed size, in groups of seven bits
+        size |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            break
+    if size > _MOST_SNAPPY_EXPANDS * len(block):
+        raise ValueError(f"a block of {len(block)} bytes claims to have {size}")
+    unpacked: bytes = pa.Codec("snappy").decompress(block, decompressed_size=size, asbytes=True)
+    return unpacked

@@ -11,8 +11,7 @@ from hypothesis import given, settings, strategies as st
 from numpy.typing import ArrayLike
 
 from txstream.acker.ackers import Ackers, acker_of
-from txstream.acker.folds import fold
-from txstream.acker.ids import TupleIds, as_numbers
+from txstream.acker.ids import TupleIds, as_numbers, fold
 from txstream.acker.ledger import AckLedger, Ended, Trees
 
 IDS = [int(number) for number in TupleIds(13).draw(4)]

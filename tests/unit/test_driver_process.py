@@ -14,13 +14,12 @@ import pytest
 from support.pid_namespaces import in_another_pid_namespace
 
 from txstream.zookeeper import MemoryTree
-from txstream.zookeeper.candidates import candidate_at, candidate_data, first_living
-from txstream.zookeeper.driver_process import DriverProcess
+from txstream.zookeeper.candidates import DriverProcess, candidate_at, candidate_data, first_living
 
 FIRST, SECOND = (f"/leader/{letter * 32}-000000000{number}" for letter, number in (("a", 1), ("b", 2)))
 TELL = """
 import json
-from txstream.zookeeper.driver_process import DriverProcess
+from txstream.zookeeper.candidates import DriverProcess
 print(json.dumps(DriverProcess.this().to_document()), flush=True)
 input()
 """

@@ -258,7 +258,7 @@ SIMULATED = (
         "5.2",
         "the ledger of a database that joins begins at the txid before its first",
         sources.STORE,
-        "            upkeep.begin_ledger(here, life.topology, last)\n",
+        "            _begin_ledger(here, life.topology, last)\n",
         "            pass\n",
         promises=("a-ledger-may-begin-late",),
         mutant="JoinsWithoutItsFirstTxid",
@@ -268,7 +268,7 @@ SIMULATED = (
     Guard(
         "5.2",
         "a column is added once",
-        sources.UPKEEP,
+        sources.STORE,
         "        if owner is None or not added:\n            continue\n",
         "        if owner is not None and not added and len(spec.state.value_names) == 2:\n"
         "            more = spec.state.defaults[spec.state.value_names[1]]\n"
@@ -292,7 +292,7 @@ SIMULATED = (
     Guard(
         "5.2",
         "no transactional table grows while a batch is committed in part",
-        sources.UPKEEP,
+        sources.STORE,
         "if unfinished is not None and spec.semantics is Semantics.TRANSACTIONAL:",
         "if False:",
         mutant="GrowsWhileCommittedInPart",

@@ -23,7 +23,6 @@ HOLD = "            if self.life.is_fenced:\n                here.hold_fence(att
 
 # What stores in memory run, and so the simulation and the conformance suite.
 STORE = "txstream/state/store/backend.py"
-UPKEEP = "txstream/state/store/upkeep.py"
 MERGING = "txstream/state/store/merging.py"
 FENCE_RULES = "txstream/state/fence_rules.py"
 TAKEOVER = "txstream/engine/start/takeover.py"

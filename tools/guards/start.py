@@ -253,7 +253,7 @@ START = (
         does="A new leader finds no batch where ZooKeeper has one.",
         promises=("pruning-keeps-the-end",),
         hunts=(ChangeHunt(ProgressMismatchError, OPAQUE, more=PRUNES),),
-        instead=(Patch(sources.UPKEEP, "row.txid < last - 1", "row.txid <= last"),),
+        instead=(Patch(sources.STORE, "row.txid < last - 1", "row.txid <= last"),),
     ),
     Guard(
         "5.2.5",

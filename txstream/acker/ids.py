@@ -1,4 +1,4 @@
-"""The two kinds of 64-bit numbers that tracking needs: roots of trees and ids of tuples.
+"""The two kinds of 64-bit numbers that tracking needs, roots of trees and ids of tuples, and how they fold.
 
 A root is a generation (high 32 bits) and a slot (low 32 bits). A spout task gives out the slot and raises its
 generation by one each time the slot becomes free. So trees can be kept in arrays and found by slot, without
@@ -15,6 +15,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+_SPARSE: Final = 8  # with more slots per message than this, sorting is cheaper than an array of all slots
 
 Roots: TypeAlias = NDArray[np.uint64]
 Values: TypeAlias = NDArray[np.uint64]
@@ -152,3 +154,26 @@ class TupleIds:
 
     def draw(self, count: int) -> NDArray[np.uint64]:
         return self._random.integers(np.uint64(1), self._last, count, np.uint64, endpoint=True)
+
+
+def fold(roots: ArrayLike, values: ArrayLike) -> tuple[Roots, Values]:
+    """Return each root once, with the XOR of its values. Used for what one task sends, and again for what
+    several tasks sent: XOR is associative and commutative, so nothing is lost."""
+    root_numbers, value_numbers = as_numbers(roots), as_numbers(values)
+    if not len(root_numbers):
+        return root_numbers, value_numbers
+    slots = slots_of(root_numbers)
+    slots -= slots.min()
+    count = int(slots.max()) + 1
+    if count <= _SPARSE * len(slots):
+        owners = np.zeros(count, np.uint64)
+        owners[slots] = root_numbers
+        if (owners[slots] == root_numbers).all():  # one generation of each slot
+            folded = np.zeros(count, np.uint64)
+            np.bitwise_xor.at(folded, slots, value_numbers)
+            present = np.flatnonzero(owners)
+            return owners[present], folded[present]
+    order = np.argsort(root_numbers)
+    ordered = root_numbers[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    return ordered[starts], np.bitwise_xor.reduceat(value_numbers[order], starts)

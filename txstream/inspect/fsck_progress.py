@@ -6,6 +6,7 @@ Each takes the snapshot and yields findings. A finding's remedy is a command whe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,6 @@ from txstream.api.errors import CorruptStateError, ProgressMismatchError, Schema
 from txstream.batch_metas import MetaCodec
 from txstream.engine.start.recovery import AdoptPlan, AdvanceFirst, decide
 from txstream.inspect.databases import GRANT_REMEDY, upgrade_remedy
-from txstream.inspect.fsck_dead_letters import dead_letters
 from txstream.inspect.ledgers import part_of, range_of
 from txstream.inspect.records import Finding, Severity
 from txstream.inspect.snapshot import DatabasePart, Snapshot, TablePart
@@ -22,7 +22,8 @@ from txstream.semantics import Semantics
 from txstream.state import BatchRecord
 from txstream.state.fence_rules import shown_attempt
 from txstream.state.records import COMMITTED, AccessDeniedError, SchemaDamagedError
-from txstream.transaction import epoch_of
+from txstream.transaction import Txid, epoch_of
+from txstream.wording import counted
 from txstream.zookeeper.paths import remedy, znode_in
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -411,3 +412,37 @@ def _rows_of_last(database: DatabasePart) -> Findings:
             f"tables restored from an older copy than the ledger",
             "restore tables and ledger of one moment",
         )  # fmt: skip
+
+
+def dead_letters(snapshot: Snapshot) -> Iterator[Finding]:
+    """Compare what the ledgers say that batches left out with the dead letters that are there. Batches whose
+    rows were pruned cannot be compared."""
+    there: Counter[Txid] = Counter()
+    left_out: dict[Txid, int] = {}
+    for database in snapshot.databases:
+        for (txid, _), number in database.dead_letters.items():
+            there[txid] += number
+        left_out |= {row.txid: len(row.metas.get("excluded", ())) for row in database.rows}
+    newest = max(left_out, default=0)
+    for txid in sorted({*there, *left_out}):
+        if txid > newest:
+            yield Finding(
+                "dead-letter-too-new", Severity.ERROR, f"txid {txid}",
+                f"there is {counted(there[txid], 'dead letter')} of it, and no ledger knows it",
+                "the ledger was restored from an older copy than they: restore both of one moment",
+            )  # fmt: skip
+        elif txid in left_out and there[txid] > left_out[txid]:
+            yield Finding(
+                "dead-letter-extra", Severity.ERROR, f"txid {txid}",
+                f"it left out {counted(left_out[txid], 'record')}, and there are {there[txid]:,} dead "
+                f"letters of it: a record that was counted would count again in a retry",
+                "ledger and dead letters are of different moments, or changed by hand: restore both of one "
+                "moment",
+            )  # fmt: skip
+        elif there[txid] < left_out.get(txid, 0):
+            yield Finding(
+                "dead-letter-gone", Severity.NOTE, f"txid {txid}",
+                f"it left out {counted(left_out[txid], 'record')}, and {there[txid]:,} dead letters of it "
+                f"are there",
+                "nothing, if `txstream dead-letters drop` deleted the others; else a backup",
+            )  # fmt: skip

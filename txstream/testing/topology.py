@@ -29,7 +29,7 @@ from txstream.testing.calls import CallFile, CallList, CallLog
 from txstream.testing.clock import ManualClock
 from txstream.testing.control import Control, NotReachedError
 from txstream.testing.driver import World
-from txstream.testing.progress import StoredProgress
+from txstream.testing.services import StoredProgress
 from txstream.transaction import Txid
 from txstream.zookeeper import Kind, MemoryTree
 

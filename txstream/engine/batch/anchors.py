@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from txstream.acker.folds import fold
-from txstream.acker.ids import TupleIds
+from txstream.acker.ids import TupleIds, fold
 from txstream.api.tuples import Chunk
 from txstream.engine.batch.collector import HIDDEN, Collector, visible
 

@@ -1,4 +1,4 @@
-"""How the runner has one Spark job run: its local properties, and its results.
+"""How the runner has one Spark job run: its local properties, its results, and what has succeeded.
 
 Each call of a Java method is a request to another process and a turn of the interpreter's lock, so the code
 here takes the way with the fewest calls.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from py4j.protocol import Py4JJavaError
@@ -21,6 +21,9 @@ from txstream.engine.spark.executor import WORK_PROPERTY
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
+
+_MOST_TASKS = 10_000
+
 
 T = TypeVar("T")
 
@@ -77,3 +80,30 @@ def _functions(jvm: Any) -> tuple[Any, Any]:
     """Look up Java's functions once: each part of a Java name costs a request to the JVM."""
     to_scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala
     return to_scala, jvm.org.apache.spark.api.python.PythonRDD.serveIterator
+
+
+def succeeded_tasks(
+    context: SparkContext, tag: str, spark_stages: Sequence[Sequence[int]] | None
+) -> set[tuple[int, int]] | None:
+    """Return the Spark tasks that have succeeded in the newest job with this tag: the position of the stage,
+    and the number of the Spark task. `spark_stages` are the positions of the stages that each Spark stage
+    runs. Returns None if they are unknown, or if Spark has another number of stages."""
+    if spark_stages is None:
+        return None
+    store = context._jsc.sc().statusStore()
+    jobs = store.jobsList(None)
+    tagged = [job for job in map(jobs.apply, range(jobs.size())) if job.jobTags().contains(tag)]
+    if not tagged:
+        return set()
+    stages = max(tagged, key=lambda job: job.jobId()).stageIds()
+    numbers = sorted(map(stages.apply, range(stages.size())))
+    # In the commit phase Spark skips what was processed, and may or may not count it as a stage.
+    if len(numbers) != len(spark_stages):
+        return None
+    ended: set[tuple[int, int]] = set()
+    for number, positions in zip(numbers, spark_stages, strict=True):
+        tasks = store.taskList(number, store.lastStageAttempt(number).attemptId(), _MOST_TASKS)
+        for task in map(tasks.apply, range(tasks.size())):
+            if task.status() == "SUCCESS":
+                ended.update((position, task.index()) for position in positions)
+    return ended

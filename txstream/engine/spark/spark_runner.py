@@ -45,9 +45,8 @@ from txstream.engine.spark.dataframes import Sessions, check_dataframes, compute
 from txstream.engine.spark.errors import spark_error
 from txstream.engine.spark.executor import current_order, shipped_plan
 from txstream.engine.spark.java_process import SparkProcess
-from txstream.engine.spark.jobs import JobProperties, collect
+from txstream.engine.spark.jobs import JobProperties, collect, succeeded_tasks
 from txstream.engine.spark.session import COMMIT_POOL, PROCESSING_POOL
-from txstream.engine.spark.succeeded_tasks import succeeded_tasks
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:

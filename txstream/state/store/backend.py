@@ -14,6 +14,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -28,16 +29,18 @@ from txstream.api.errors import (
 from txstream.api.reducers import Reducer
 from txstream.batch_metas import to_json
 from txstream.dead_letters import DeadLetter, LetterKey
+from txstream.semantics import Semantics
 from txstream.state import declarations, fence_rules
 from txstream.state.backend import StateBackend
+from txstream.state.changes import added_values, committed_in_part
 from txstream.state.commit_protocol import StateTransaction
 from txstream.state.dead_letters import StoredDeadLetter
-from txstream.state.declarations import Owner
+from txstream.state.declarations import Owner, declared_spec, refuse_other_declaration
 from txstream.state.reading import StateReading
-from txstream.state.records import BatchRecord, BatchStatus, FenceRow, TableSpec, TopologyLife
-from txstream.state.store import dead_letters, layout, upkeep
+from txstream.state.records import COMMITTED, BatchRecord, BatchStatus, FenceRow, TableSpec, TopologyLife
+from txstream.state.store import dead_letters, layout
 from txstream.state.store.layout import Transaction
-from txstream.state.store.merging import RowRules, can_keep, keys_of, rows_of, to_table
+from txstream.state.store.merging import RowRules, can_keep, grower, keys_of, rows_of, to_table
 from txstream.state.store.store_reading import StoreReading
 from txstream.state.values import check_key_values, prepare
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
@@ -137,12 +140,12 @@ class StoreBackend(StateBackend):
     def migrate(self, life: TopologyLife, attempt: AttemptId, *, unfinished: Txid | None = None) -> list[str]:
         with self.transaction(exclusive=[_DEFINITIONS, layout.lock_of(life.topology)]) as here:
             self._hold(here, life, attempt)
-            return upkeep.grow_tables(here, life.tables, unfinished)
+            return _grow_tables(here, life.tables, unfinished)
 
     def begin_ledger(self, life: TopologyLife, attempt: AttemptId, last: BatchRecord) -> None:
         with self.transaction(exclusive=[layout.lock_of(life.topology)]) as here:
             self._hold(here, life, attempt)
-            upkeep.begin_ledger(here, life.topology, last)
+            _begin_ledger(here, life.topology, last)
 
     def keep_identity(self, life: TopologyLife, attempt: AttemptId, identity: Mapping[str, Any]) -> None:
         kept = json.loads(to_json(identity))
@@ -196,7 +199,7 @@ class StoreBackend(StateBackend):
         self, topology: str, *, committed_before: datetime | None, newest: int | None, rows: int
     ) -> int:
         with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-            return upkeep.prune_ledger(here, topology, committed_before, newest, rows)
+            return _prune_ledger(here, topology, committed_before, newest, rows)
 
     # --- dead letters -------------------------------------------------------------------------------
 
@@ -370,3 +373,64 @@ class _Adapter(StateTransaction):
 
     def mark_retried(self, keys: Sequence[LetterKey], txid: Txid) -> None:
         dead_letters.mark_retried(self._here, self._life, keys, txid)
+
+
+def _grow_tables(here: Transaction, tables: Sequence[TableSpec], unfinished: Txid | None) -> list[str]:
+    """Add the value columns that declarations have gained, with their defaults. Returns a sentence for each.
+
+    Raises StateTableError for a transactional table while txid `unfinished` is committed in part, and for a
+    declaration that a table cannot be migrated to.
+    """
+    done = []
+    for spec in tables:
+        name = spec.state.table
+        owner = layout.read_owner(here, name)
+        if owner is not None:
+            # Since `join` looked, another driver that declares more columns may have been leader.
+            refuse_other_declaration(owner, spec)
+        added = () if owner is None else added_values(owner.declaration, spec)
+        if owner is None or not added:
+            continue
+        if unfinished is not None and spec.semantics is Semantics.TRANSACTIONAL:
+            raise committed_in_part(name, added, unfinished)
+        grown = grower(declared_spec(owner), spec)
+        for key, row in list(here.scan(layout.rows_space(name))):
+            here.put(layout.rows_space(name), key, grown(row))
+        layout.put_owner(here, replace(owner, declaration=spec.state.declaration(spec.semantics)))
+        defaults = spec.state.defaults
+        done += [f"{name}: column {new!r} added, with default {defaults[new]!r}" for new in added]
+    return done
+
+
+def _begin_ledger(here: Transaction, topology: str, last: BatchRecord) -> None:
+    """Make `last` the only row of the topology's ledger."""
+    ledger = layout.ledger_space(topology)
+    for key, _ in list(here.scan(ledger)):
+        here.put(ledger, key, None)
+    here.put(ledger, (last.txid,), layout.record_value(last))
+
+
+def _prune_ledger(
+    here: Transaction, topology: str, committed_before: datetime | None, newest: int | None, rows: int
+) -> int:
+    """Delete at most `rows` rows that may go, from the oldest on and without a gap. Returns how many.
+
+    The last two committed rows stay (see `StateBackend.prune`).
+    """
+    ledger = layout.ledger_space(topology)
+    kept = sorted((layout.read_record(value) for _, value in here.scan(ledger)), key=lambda row: row.txid)
+    last = max((row.txid for row in kept if row.status == COMMITTED), default=0)
+    pruned = 0
+    for row in kept:
+        old = committed_before is not None and _committed_before(row, committed_before)
+        surplus = newest is not None and row.txid <= last - newest
+        may_go = row.txid < last - 1 and (old or surplus)
+        if not may_go or pruned == rows:
+            break
+        here.put(ledger, (row.txid,), None)
+        pruned += 1
+    return pruned
+
+
+def _committed_before(row: BatchRecord, time: datetime) -> bool:
+    return row.committed_at is not None and row.committed_at < time
