@@ -40,7 +40,7 @@ class DeduplicateBolt(RichBolt):
     the bolts below must tolerate them, or this bolt's table must be the result.
 
     keys: the fields that identify what a tuple is about.
-    message: the field or fields that tell messages apart, and that stay the same when a message comes again:
+    message: the field or fields that identify a message, and that stay the same when a message comes again:
         the `id_field` of a RedisStreamSpout, or Kafka's topic, partition and offset.
     window: how many keys are remembered; the oldest is forgotten first. They are in memory, in each worker
         process: a key is forgotten when its task runs in another process, and after a restart. Group the
@@ -73,7 +73,7 @@ class DeduplicateBolt(RichBolt):
         self.window = DEFAULT_WINDOW if window is None else window
         if not self.keys or not self.message:
             raise TopologyError(
-                "DeduplicateBolt needs a key and what tells messages apart, as in "
+                "DeduplicateBolt needs a key and what identifies a message, as in "
                 "DeduplicateBolt('order_id', message='entry_id')"
             )
         if self.window < 1:

@@ -124,7 +124,7 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
         return all(_place(last, name) >= end for name, end in targets.items())
 
     def lag_records(self, last: Mapping[str, FileRange], targets: Mapping[str, Any]) -> int | None:
-        """None while there are lines to read, since only reading them would tell how many."""
+        """None while there are lines to read, since only reading them would show how many."""
         total = 0
         for name, end in targets.items():
             lag = self._format.lag_records(_place(last, name), end)

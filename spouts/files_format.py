@@ -1,4 +1,4 @@
-"""What a format must tell about a file, to the coordinator that plans and to the emitter that reads."""
+"""What a format must say about a file, to the coordinator that plans and to the emitter that reads."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class FileFormat(ABC):
 
     @abstractmethod
     def lag_records(self, start: int, end: int) -> int | None:
-        """How many records are between two positions; None when only reading would tell."""
+        """How many records are between two positions; None when only reading would show it."""
 
     @abstractmethod
     def read(self, file: File, meta: FileRange) -> Iterator[pa.RecordBatch]:

@@ -218,7 +218,7 @@ class KafkaClient:
         return found
 
     def knows(self, node: int) -> bool:
-        """Is this broker's address known?"""
+        """Whether this broker's address is known."""
         return self._manager.cluster.broker_metadata(node) is not None
 
     def pause(self, seconds: float) -> None:
@@ -239,7 +239,7 @@ class KafkaClient:
         whose partitions are left out. One round: all questions are in flight at once."""
         answers = self.ask(self._questions_for(leaders, specs), timeout_seconds)
         # Keyed by plain pairs, which equal Partitions: making a Partition costs more than reading its answer.
-        told: dict[tuple[str, int], tuple[int, ...] | PartitionError] = {}
+        answers: dict[tuple[str, int], tuple[int, ...] | PartitionError] = {}
         unanswered: dict[int, Exception] = {}
         for node, answer in answers.items():
             if isinstance(answer, Exception):
@@ -250,12 +250,12 @@ class KafkaClient:
                     name = topic.name
                     for data in topic.partitions:
                         key = name, data.partition_index
-                        before = told.get(key, ())
+                        before = answers.get(key, ())
                         if isinstance(before, PartitionError):
                             continue
                         error = partition_error(data.error_code) if data.error_code else None
-                        told[key] = error if error is not None else (*before, data.offset)
-        found = {partition: told[partition] for partition in leaders if partition in told}
+                        answers[key] = error if error is not None else (*before, data.offset)
+        found = {partition: answers[partition] for partition in leaders if partition in answers}
         return found, unanswered
 
     def _questions_for(
@@ -277,10 +277,10 @@ class KafkaClient:
         self, partition: Partition, leader: Leader, timeout_seconds: float
     ) -> int | PartitionError | Exception:
         """The end of the leader's log, including what is not readable yet. Nothing can lie beyond it."""
-        told, unanswered = self.epoch_ends({partition: (leader, (leader.epoch,))}, timeout_seconds)
+        answers, unanswered = self.epoch_ends({partition: (leader, (leader.epoch,))}, timeout_seconds)
         if unanswered:
             return unanswered[leader.node]
-        ends = told[partition]
+        ends = answers[partition]
         return ends if isinstance(ends, PartitionError) else ends[leader.epoch].end
 
     def epoch_ends(
@@ -300,7 +300,7 @@ class KafkaClient:
             node: [epoch_ends_request((p, questions[p][0], e) for p, e in one.items()) for one in requests]
             for node, requests in asked.items()
         }
-        told: dict[Partition, dict[int, EpochEnd] | PartitionError] = {}
+        answers: dict[Partition, dict[int, EpochEnd] | PartitionError] = {}
         unanswered: dict[int, Exception] = {}
         for node, answer in self.ask(wanted, timeout_seconds).items():
             if isinstance(answer, Exception):
@@ -311,12 +311,12 @@ class KafkaClient:
                     for data in topic.partitions:
                         partition = Partition(topic.topic, data.partition)
                         error = partition_error(data.error_code)
-                        ends = told.setdefault(partition, {})
+                        ends = answers.setdefault(partition, {})
                         if error is not None:
-                            told[partition] = error
+                            answers[partition] = error
                         elif not isinstance(ends, PartitionError):
                             ends[request[partition]] = EpochEnd(data.leader_epoch, data.end_offset)
-        return told, unanswered
+        return answers, unanswered
 
     def epoch_at(
         self, partition: Partition, leader: Leader, offset: int, timeout_seconds: float

@@ -3,13 +3,13 @@
 Invariants:
 
 - A plan begins each partition exactly where the last one ended, or says that it cannot: `Unavailable`,
-  `DataLostError`, or a range with `skipped_from` when the source was told to continue after a gap.
+  `DataLostError`, or a range with `skipped_from` when the source is set to continue after a gap.
 - All questions of one plan share one deadline. A broker that misses it is left to `ClusterWatch`, so later
   plans do not wait for it again.
-- If a topic has a place and is gone, that is lost data, however the topics were chosen. Only `last` tells
+- If a topic has a place and is gone, that is lost data, however the topics were chosen. Only `last` says
   which topics of a pattern have a place.
 - What is remembered between plans is where partitions without a place begin, until that is committed
-  (`kafka_starting_places`), and what the present leaders have told (`kafka_leader_epochs`), which can be
+  (`kafka_starting_places`), and what the present leaders have answered (`kafka_leader_epochs`), which can be
   asked again.
 """
 
@@ -144,7 +144,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             for name, place in places.items()
             if self._starts.decide(name, last)
         }
-        if first_places:  # they are committed before anything is read, with their epochs where those are told
+        if first_places:  # they are committed before anything is read, with their epochs where known
             completed, _ = self._epochs.complete(first_places, logs, deadline)
             return {**answer, **first_places, **completed}
         cap = self._source.max_records_per_partition
@@ -290,7 +290,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         return ServiceUnavailableError(f"Kafka at {self._address} does not describe {what}: {reason}")
 
     def _expect(self, places: Iterable[str]) -> set[str]:
-        """Return the source's topics of these partitions. From now on the watch tells when one is gone."""
+        """Return the source's topics of these partitions. From now on the watch reports when one is gone."""
         topics = {topic for topic in set(map(_topic_of, places)) if self._selection.reads(topic)}
         self._watch.expect(topics)
         self._knows_places = True

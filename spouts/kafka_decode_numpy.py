@@ -44,7 +44,7 @@ class RecordBatch(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Does it have a record for each of its offsets?"""
+        """Whether it has a record for each of its offsets."""
         return self.records == self.following - self.base
 
 

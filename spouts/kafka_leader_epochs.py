@@ -1,7 +1,7 @@
-"""Leader epochs (KIP-320): is what was read of a log still in it, or was it cut back and has grown again?
+"""Leader epochs (KIP-320): whether what was read of a log is still in it, or it was cut back and grew again.
 
 Kafka counts the leaders of a partition. Every record batch bears the epoch of the leader that wrote it, and a
-leader can tell where each epoch ends in its log.
+leader knows where each epoch ends in its log.
 
 Invariants:
 
@@ -10,19 +10,19 @@ Invariants:
   place has survived exactly if the log has the place's epoch at the last offset before it. To compare where
   the epoch ends is not enough: a replica that was left behind may come to lead with records that nobody else
   had, in an older epoch that ends past our place.
-- The epoch is known before anything is read: the leader tells it when the range is planned. The reader
+- The epoch is known before anything is read: the leader reports it when the range is planned. The reader
   compares it with the record batch (`kafka_fetch`).
 - A log is cut back only where a new leader begins, and with it a new epoch. While the leader's epoch stays,
-  what it has told stays true, and nothing is asked. Every look at the logs names the epoch, so a new leader
-  is noticed without a question. Then, and at the start, there is one round of questions; more follow only
-  while a range ends in an epoch before the leader's own, which is searched by halves.
+  what it has answered stays true, and nothing is asked. Every look at the logs names the epoch, so a new
+  leader is noticed without a question. Then, and at the start, there is one round of questions; more follow
+  only while a range ends in an epoch before the leader's own, which is searched by halves.
 - No healthy log is refused. An ordinary new leader begins behind all that could be read. Retention moves the
   beginning of the log. Compaction may remove all records of an epoch, of which another replica then knows
   nothing: the record before the place decides, and if that is gone too, nothing contradicts the place.
 - A leader with an older epoch than a place is not believed: it may be cut off and know nothing of newer ones.
   Only if no broker knows a newer one was the cluster itself set back.
 - An unknown epoch (None) is never compared: that of ranges stored before epochs were, of places before which
-  the log has nothing, and of brokers that do not tell (Kafka before 2.3), which is said once.
+  the log has nothing, and of brokers that do not answer (Kafka before 2.3), which is said once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LostPlace:
 
 @dataclass(slots=True)
 class _Epochs:
-    """What one leader has told of its log's epochs."""
+    """What one leader has answered about its log's epochs."""
 
     topic_id: str
     leader: Leader
@@ -82,12 +82,12 @@ class _Epochs:
 
     def _between(self, offset: int) -> tuple[int, int]:
         """The newest epoch that is known to end at or before the offset, and the oldest that may hold it."""
-        low = max((epoch for epoch, told in self.ends.items() if told.end <= offset), default=-1)
-        holds = (min(epoch, told.epoch) for epoch, told in self.ends.items() if told.end > offset)
+        low = max((epoch for epoch, found in self.ends.items() if found.end <= offset), default=-1)
+        holds = (min(epoch, found.epoch) for epoch, found in self.ends.items() if found.end > offset)
         return low, min(holds, default=self.leader.epoch)
 
     def has(self, place: KafkaRange) -> bool:
-        """Does the log have this place, as far as it is known?"""
+        """Whether the log has this place, as far as it is known."""
         epoch = place.leader_epoch
         if epoch is None or not self.can_tell:
             return True
@@ -95,7 +95,7 @@ class _Epochs:
 
 
 class LeaderEpochs:
-    """Asks leaders for the epochs of offsets, and keeps what they tell until another leads."""
+    """Asks leaders for the epochs of offsets, and keeps their answers until another leads."""
 
     def __init__(self, client: KafkaClient, watch: ClusterWatch) -> None:
         self._client = client
@@ -105,7 +105,7 @@ class LeaderEpochs:
         self._said = False
 
     def has(self, name: str, place: KafkaRange) -> bool:
-        """Is it known, without asking, that the log has this place?"""
+        """Whether it is known, without asking, that the log has this place."""
         known = self._known.get(name)
         return place.leader_epoch is None or (known is not None and known.has(place))
 
@@ -137,7 +137,7 @@ class LeaderEpochs:
     def complete(
         self, planned: Mapping[str, KafkaRange], logs: Mapping[str, PartitionLog], deadline: float
     ) -> tuple[dict[str, KafkaRange], dict[str, Unavailable]]:
-        """Return these ranges with the epochs in which they end, and why some cannot be told now. `deadline`
+        """Return these ranges with the epochs in which they end, and why some are not known now. `deadline`
         is monotonic."""
         completed = dict(planned)
         unavailable: dict[str, Unavailable] = {}
@@ -169,7 +169,7 @@ class LeaderEpochs:
         if not self._said:
             self._said = True
             log.warning(
-                "broker %d does not tell leader epochs (Kafka before 2.3): if a log is cut back and grows "
+                "broker %d does not report leader epochs (Kafka before 2.3): if a log is cut back and grows "
                 "past what was read of it, that will not be noticed",
                 known.leader.node,
             )
@@ -184,7 +184,7 @@ class LeaderEpochs:
                 questions[Partition.parse(name)] = (known.leader, missing)
         if not questions:
             return {}
-        told, unanswered = self._client.epoch_ends(questions, max(0.05, deadline - time.monotonic()))
+        answered, unanswered = self._client.epoch_ends(questions, max(0.05, deadline - time.monotonic()))
         for node, error in unanswered.items():
             if isinstance(error, kafka_errors.IncompatibleBrokerVersion):
                 self._without.add(node)
@@ -192,7 +192,7 @@ class LeaderEpochs:
                 self._watch.broker_failed(node, f"broker {node} does not answer ({reason_of(error)})")
         unavailable: dict[str, Unavailable] = {}
         for partition, (leader, _) in questions.items():
-            known, answer = self._known[partition.name], told.get(partition)
+            known, answer = self._known[partition.name], answered.get(partition)
             if isinstance(answer, dict):
                 known.ends |= answer
                 if _UNKNOWN in answer.values():
@@ -206,21 +206,21 @@ class LeaderEpochs:
     def _not_told(self, error: Exception | None) -> Unavailable:
         self._watch.look_again()
         reason = "it left the partition out of its answer" if error is None else reason_of(error)
-        return Unavailable(f"its leader does not tell its epochs: {reason}")
+        return Unavailable(f"its leader does not report its epochs: {reason}")
 
     def _judge(
         self, name: str, end: int, epoch: int, log: PartitionLog, deadline: float
     ) -> LostPlace | Unavailable | None:
-        """Judge a place whose epoch is not the one that the log has there, as its leader tells them. None: it
+        """Judge a place whose epoch is not the one that the log has there, as its leader reports. None: it
         has survived."""
         known = self._known[name]
-        told = known.ends.get(epoch)
+        found = known.ends.get(epoch)
         goes_on = f"has gone on in epoch {log.leader.epoch}, to offset {log.end}"
-        if told is not None and told.end < end:
+        if found is not None and found.end < end:
             return LostPlace(
-                f"its last record was written in leader epoch {epoch}, which now ends at offset {told.end}; "
+                f"its last record was written in leader epoch {epoch}, which now ends at offset {found.end}; "
                 f"the log was cut back there and {goes_on}",
-                max(told.end, log.first),
+                max(found.end, log.first),
             )
         written = self._client.epoch_at(
             Partition.parse(name), log.leader, end - 1, max(0.05, deadline - time.monotonic())

@@ -3,7 +3,7 @@
 Invariants:
 
 - A source's rule for "all others" holds for the partitions that were there when the topology began. Every
-  other partition begins at its beginning: nobody could have read it before.
+  other partition begins at its beginning: it cannot have been read before.
 - A place that a rule decides becomes the partition's first place, which the engine commits before any record
   behind it is read. A partition that cannot be asked when the topology begins is stored without a place, so
   that it is not taken for a new one later; its rule is applied when it can first be asked.
@@ -52,7 +52,7 @@ class StartingPlaces:
         self._pins: dict[str, int] = {}
 
     def decide(self, name: str, last: Places) -> bool:
-        """Does a rule decide where this partition begins, rather than a place that it has or its log?"""
+        """Whether a rule decides where this partition begins, rather than a place that it has or its log."""
         return not has_place(name, last) and self._rule(name, last) != "earliest"
 
     def over_nothing(self, last: Places) -> dict[str, KafkaRange]:

@@ -255,7 +255,7 @@ def _fields_of(meta_type: type[Any]) -> Mapping[str, frozenset[type]]:
 
 
 def _json_types(hint: Any) -> frozenset[type]:
-    """Return the types that JSON may hold for a field of this type; empty if that cannot be told."""
+    """Return the types that JSON may hold for a field of this type; empty if that is not known."""
     if isinstance(hint, typing.NewType):
         return _json_types(hint.__supertype__)
     origin = typing.get_origin(hint)
@@ -326,7 +326,7 @@ def _holds(meta: Any, offset: int) -> bool:
 
 
 def is_numbered(meta: Any) -> bool:
-    """Are the meta's positions records, as those of a `RecordSpan` are?"""
+    """Whether the meta's positions are records, as those of a `RecordSpan` are."""
     names = {field.name for field in dataclasses.fields(meta)} if dataclasses.is_dataclass(meta) else set()
     if not {"start", "end"} <= names or "records" in names:
         return False

@@ -203,7 +203,7 @@ def _event(method: Method) -> Method:
 
 
 def shown(command: Command[Any]) -> str:
-    """Return the command's kind, txid and attempt, for people."""
+    """Return the command's kind, txid and attempt, in words."""
     txid, attempt = _subject(command)
     whose = f"txid {txid}" if attempt is None else str(TransactionAttempt(txid, attempt))
     return f"{type(command).__name__} {whose}"

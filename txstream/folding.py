@@ -27,7 +27,7 @@ _DECIMAL_DIGITS = 38
 
 
 def bound(reducers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the reducers by column, each told its column's name. `check_reducers` refuses other values."""
+    """Return the reducers by column, each given its column's name. `check_reducers` refuses other values."""
     return {
         name: reducer.for_column(name) if isinstance(reducer, Reducer) else reducer
         for name, reducer in reducers.items()

@@ -27,13 +27,13 @@ _LONGEST_REASON = 1_000
 
 
 class RunAbortedError(TxstreamError):
-    """The run was told to end now, so every wait gives up. The next run recovers."""
+    """The run was asked to end now, so every wait gives up. The next run recovers."""
 
     shows_story: ClassVar[bool] = True
 
 
 class WaitStoppedError(ServiceUnavailableError):
-    """A wait for ZooKeeper was told to end. Whether a write was applied may be unknown; what is read after
+    """A wait for ZooKeeper was asked to end. Whether a write was applied may be unknown; what is read after
     the next start decides."""
 
 

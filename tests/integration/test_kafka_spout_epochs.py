@@ -128,10 +128,10 @@ def test_a_log_that_was_cut_back_and_has_grown_past_our_place(
         log.read(only(log.name, second))
     with pytest.raises(ShortReadError, match="planned in leader epoch 0"):
         log.read(only(log.name, second), on_data_loss="skip")
-    with caplog.at_level(logging.WARNING, "txstream"):  # as with a broker that does not tell its epochs
+    with caplog.at_level(logging.WARNING, "txstream"):  # as with a broker that does not report its epochs
         old = log.plan(end, client_options={"api_version": (2, 2)})
     assert [(old[name].start, old[name].leader_epoch) for name in (log.name, other)] == [(5, None), (5, None)]
-    assert caplog.text.count("does not tell leader epochs") == 1
+    assert caplog.text.count("does not report leader epochs") == 1
     # A new leader alone loses nothing.
     log.check_plan(only(other, second))
     assert log.read(only(other, second)) == "de"

@@ -79,8 +79,8 @@ def test_it_emits_what_it_gets() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DeduplicateBolt(message="entry"), "needs a key and what tells messages apart"),
-        (lambda: DeduplicateBolt("order_id", message=()), "needs a key and what tells messages apart"),
+        (lambda: DeduplicateBolt(message="entry"), "needs a key and what identifies a message"),
+        (lambda: DeduplicateBolt("order_id", message=()), "needs a key and what identifies a message"),
         (lambda: DeduplicateBolt("order_id", message="entry", window=0), "window is 0"),
         (lambda: DeduplicateBolt("n", message="entry", keep=timedelta(1)), "keep is for the rows of a state"),
         (lambda: DeduplicateBolt(message="entry", window=5, state=state("t")), "in a window or in a state"),

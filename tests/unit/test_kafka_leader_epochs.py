@@ -292,7 +292,7 @@ def test_brokers_that_do_not_tell_are_named_once(
         assert planned(epochs, cluster.log, 5).leader_epoch is None
     assert len(cluster.asked) == 1
     assert [record.message for record in caplog.records] == [
-        "broker 1 does not tell leader epochs (Kafka before 2.3): if a log is cut back and grows past what "
+        "broker 1 does not report leader epochs (Kafka before 2.3): if a log is cut back and grows past what "
         "was read of it, that will not be noticed"
     ]
 
@@ -317,7 +317,7 @@ def test_a_leader_that_does_not_answer_makes_its_partition_unavailable(
     log = cluster.log = history((0, "abc"), (2, "d"))
     cluster.error = error
     place = KafkaRange(0, 3, "id", leader_epoch=0)
-    assert "does not tell its epochs" in verdict(epochs, log, place).reason
+    assert "does not report its epochs" in verdict(epochs, log, place).reason
     ranges, unavailable = epochs.complete({NAME: place}, shown(log), 0.0)
     assert (ranges, list(unavailable)) == ({}, [NAME])
     cluster.error = None

@@ -22,7 +22,7 @@ from txstream.api.topology import Topology
 from txstream.batch_metas import halves
 from txstream.bolts.sql import SqlStateBolt
 from txstream.cli.context import Cli
-from txstream.cli.replay import _print_why
+from txstream.cli.why import print_why
 from txstream.examples.accounts import graph
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.memory import MemorySpout
@@ -254,7 +254,7 @@ def test_beside_a_count_it_is_marked_or_added_to_the_newest_parts(
     assert whole.is_complete
     assert [(part.partition, part.offset) for part in whole.parts if part.made] == [("p0", 2)]
     assert len(whole.parts) == found.value["n"] if found.value else False
-    _print_why(Cli(), found)
+    print_why(Cli(), found)
     out = capsys.readouterr().out.splitlines()
     assert out[1].split()[-1] == "made"
     assert out[6].split()[-1] == "highest"

@@ -62,7 +62,7 @@ class RootIds:
     task, tasks: the number of this task among all spout tasks of the topology, from 0, and how many there
         are. Task 2 of 4 has the slots 2, 6, 10, ..., so that the slots of all tasks together are dense as
         long as the tasks have about as much pending.
-    first_generation: if a task starts anew while the ledger lives on, give it a number above every one that
+    first_generation: if a task starts again while the ledger lives on, give it a number above every one that
         it has used (`generation` of the former object, plus 1). Otherwise its roots look like old ones, and
         the ledger ignores them.
     """

@@ -61,7 +61,7 @@ def check_methods(component: str, bolt: Bolt | Spout) -> None:
 
 SHIPPING_REMEDY = "keep connections, locks and open files out of its constructor and open them in prepare()"
 
-# What no kind of pickling takes. Of other objects only the engine's own pickling can tell.
+# What no kind of pickling takes. Of other objects only the engine's own pickling can show it.
 _STAYS_HERE = ("_thread.lock", "_thread.RLock", "_queue.SimpleQueue", "socket", "generator")
 
 

@@ -1,4 +1,4 @@
-"""Descriptions of a topology: a text for people, and the same as JSON values for scripts.
+"""Descriptions of a topology: a text, and the same as JSON values for scripts.
 
 Neither holds the values of the topology's settings or a database's URL: both may contain passwords.
 """

@@ -15,8 +15,8 @@ from txstream.wording import storable
 class TxstreamError(Exception):
     """Root of all txstream errors. `without_data`, where known, is the message without user code's words, and
     `record` says where in the source the record is that it is about. `component`, `kind` and `words`: who
-    failed, the class of what was raised there, and its message, if a worker told it. `ends_run`: no further
-    attempt is made, because too many records of the batch fail. `story`: if it ended a
+    failed, the class of what was raised there, and its message, if a worker reported it. `ends_run`: no
+    further attempt is made, because too many records of the batch fail. `story`: if it ended a
     run, the coordinator's last events and commands, the oldest first, a line each. `shows_story`: whether the
     command line shows the end of it without being asked to.
 

@@ -233,7 +233,7 @@ class TransactionalSpout(SourceSpout[Meta]):
 
 
 class OpaqueSpout(SourceSpout[Meta]):
-    """A tuple is committed in exactly one txid. A replay plans anew, without what it cannot read."""
+    """A tuple is committed in exactly one txid. A replay is planned again, without what it cannot read."""
 
     semantics = Semantics.OPAQUE
 

@@ -1,4 +1,4 @@
-"""`SqlState`: the declaration of a typed table that holds exactly-once results for people to query.
+"""`SqlState`: the declaration of a typed table that holds exactly-once results, to be queried.
 
 It is only a declaration. It opens no connection and imports no database library, so it can be built anywhere
 and shipped to executors. `txstream.state` carries it out.

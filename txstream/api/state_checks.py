@@ -129,7 +129,7 @@ def _check_cache(component: Component, use: StateUse) -> None:
     if use.state.cache_rows and use.semantics is not Semantics.OPAQUE:
         raise TopologyError(
             f"component {component.id!r}: table {use.state.table!r} is {use.semantics} and cannot have "
-            f"cache_rows; only an opaque row tells what it held before a batch that is written again. "
+            f"cache_rows; only an opaque row keeps what it held before a batch that is written again. "
             f"Declare it semantics='opaque', or without a cache"
         )
 

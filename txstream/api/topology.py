@@ -121,17 +121,17 @@ class Topology:
 
     @property
     def kind(self) -> str:
-        """Its semantics, or "tracked" for tracked tuples: text for people."""
+        """Its semantics, or "tracked" for tracked tuples."""
         return str(self.semantics)
 
     @property
     def at_once(self) -> str:
-        """How much may be under way at once: text for people."""
+        """How much may be under way at once, in words."""
         return f"{counted(self.max_spout_pending, 'batch', 'batches')} at once"
 
     @property
     def unit(self) -> str:
-        """What the message timeout applies to: text for people."""
+        """What the message timeout applies to, in words."""
         return "an attempt"
 
     @property
@@ -163,10 +163,10 @@ class Topology:
         return other
 
     def describe(self) -> str:
-        """Return a text for people: components from the spout down, each with its class, slots, tasks and
+        """Return a text: components from the spout down, each with its class, slots, tasks and
         phase, its inputs with their groupings, its output streams with their types, and its table."""
         return describe_topology(self)
 
     def to_document(self) -> dict[str, Any]:
-        """Return what `describe` tells, as JSON values, for `--json` and for scripts."""
+        """Return what `describe` says, as JSON values, for `--json` and for scripts."""
         return topology_document(self)

@@ -240,7 +240,7 @@ def _edge_row(edge: ShownEdge) -> tuple[str, ...]:
     if edge.grouping.stream != DEFAULT_STREAM:
         source += f".{edge.grouping.stream}"
     way = f"stage {edge.from_stage} to {edge.to_stage}"
-    told = {
+    described = {
         Movement.IN_PLACE: f"stay in place{f': {edge.reason}' if edge.reason else ''}",
         Movement.EXCHANGE: f"are exchanged, {way}",
         Movement.DATAFRAME: f"go through a DataFrame, {way}",
@@ -250,7 +250,7 @@ def _edge_row(edge: ShownEdge) -> tuple[str, ...]:
         printable(source),
         printable(edge.target),
         describe_grouping(edge.grouping),
-        told[edge.movement],
+        described[edge.movement],
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ import typer
 
 from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
-from txstream.cli.factory import load_topology
+from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
 from txstream.inspect.databases import refuse_tracked
 from txstream.settings import Settings
 
@@ -65,3 +66,13 @@ def find_code(
 
 def _file(settings: Settings, topology_id: str) -> Path:
     return settings.data_dir / "code" / f"{topology_id}.json"
+
+
+@contextlib.contextmanager
+def running(cli: Cli, target: str) -> Iterator[tuple[Settings, bool]]:
+    """Yield settings for batches that are run again, and whether they run on Spark: they do if --master is
+    given."""
+    on_spark = cli.settings.master is not None
+    settings = cli.resolve()
+    with shipped_module(target) as modules, user_code_prints_to_stderr():
+        yield replace(settings, py_files=modules), on_spark

@@ -306,5 +306,5 @@ def _print(here: Comparison, document: Mapping[str, Any]) -> None:
         [[words, *values] for words, values in side_by_side(found)],
     )
     totals = document["true_totals"].items()
-    told = "".join(f"{shown(total)} in {column}, " for column, total in totals)
-    here.cli.print(f"truth: {told}by {document['truth']}")
+    listed = "".join(f"{shown(total)} in {column}, " for column, total in totals)
+    here.cli.print(f"truth: {listed}by {document['truth']}")

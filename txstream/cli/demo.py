@@ -252,15 +252,15 @@ def _run_and_be_killed(here: Demo) -> Mapping[str, Any]:
     fault = Fault("kill", at, only_open=not is_counted_twice)
     messages = here.cli.log_dir / "demo-first-run.log"
     with tempfile.TemporaryDirectory(prefix="txstream-demo-") as folder, _spinner(here, "counting"):
-        told = Path(folder) / "fault.json"
-        variables = {FAULT_VARIABLE: str(fault), FAULT_LOG_VARIABLE: str(told)}
+        log_file = Path(folder) / "fault.json"
+        variables = {FAULT_VARIABLE: str(fault), FAULT_LOG_VARIABLE: str(log_file)}
         end = run_driver([*_arguments(here), "--quiet"], _environment(here) | variables, messages=messages)
-        if end.status != -signal.SIGKILL or not told.exists():
+        if end.status != -signal.SIGKILL or not log_file.exists():
             raise DemoError(
                 f"the first driver was to be killed between two batches, but ended with status {end.status}: "
                 f"{_tail(messages)}; its messages are in {messages}"
             )
-        killed_at: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
+        killed_at: dict[str, Any] = json.loads(log_file.read_text(encoding="utf-8"))
     at = At(Point(killed_at["point"]), killed_at["txid"])
     batches = ", ".join(f"txid {txid} ({phase})" for txid, phase in killed_at["open"].items())
     while_open = f", while {batches} was open" if batches else ""

@@ -69,7 +69,7 @@ def _load_drawing(out: Path) -> Callable[[Topology], bytes]:
     if out.is_dir():
         raise UsageError(f"--svg {out} is a folder; name a file in it, for example {out / 'topology.svg'}")
     try:
-        import matplotlib.figure  # noqa: F401 - tells its absence from an import error of our own
+        import matplotlib.figure  # noqa: F401 - separates its absence from an import error of our own
     except ImportError as error:
         raise UsageError(
             f"--svg draws with matplotlib, which cannot be imported ({error}); "

@@ -31,6 +31,7 @@ from txstream.cli import (
     run,
     simulate,
     topic,
+    why,
 )
 from txstream.cli.context import print_error
 
@@ -80,6 +81,7 @@ operate.register(app)
 inspection.register(app)
 dead_letters.register(app)
 replay.register(app)
+why.register(app)
 repair.register(app)
 administration.register(app)
 
@@ -171,7 +173,7 @@ def _tell_usage(error: BaseException) -> None:
 
 
 def _takes_values(context: Any) -> bool:
-    """Does the typed command take any number of values, as `state get` does?"""
+    """Whether the typed command takes any number of values, as `state get` does."""
     parameters = getattr(getattr(context, "command", None), "params", ())
     return any(one.nargs == -1 and one.param_type_name == "argument" for one in parameters)
 

@@ -1,32 +1,25 @@
-"""`txstream replay` and `txstream why`: run committed batches again, dry, and show what came of it."""
+"""`txstream replay`: run committed batches again, dry, and show what came of it."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from txstream.api.errors import UsageError
-from txstream.cli.code import Parameters, Target, find_code
+from txstream.cli.code import Parameters, Target, find_code, running
 from txstream.cli.context import Cli
-from txstream.cli.factory import shipped_module, user_code_prints_to_stderr
 from txstream.cli.options import Id, command
-from txstream.cli.state import Table
-from txstream.cli.tables import escaped, quoted
+from txstream.cli.tables import quoted
 from txstream.inspect.json_documents import document, plain_value
-from txstream.settings import Settings
 from txstream.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from txstream.inspect.provenance import Why, WhyPart
     from txstream.inspect.replaying import Replay, TableReplay
 
 _SHOWN_TUPLES = 20
@@ -35,10 +28,6 @@ _RESULTS = {True: "same", False: "different", None: "not compared"}
 
 def register(app: typer.Typer) -> None:
     command(app, "replay", state_databases=True)(replay)
-    command(app, "why", state_databases=True)(why)
-
-
-# --- replay ------------------------------------------------------------------------------------------------
 
 
 def replay(
@@ -83,7 +72,7 @@ def replay(
     from txstream import inspect
 
     made, code = find_code(cli, topology_id, target, parameter)
-    with _running(cli, code) as (settings, on_spark):
+    with running(cli, code) as (settings, on_spark):
         found = inspect.replay(
             made,
             first,
@@ -125,16 +114,6 @@ def _check_out(component: str | None, stream: str | None, out: Path | None) -> N
         raise UsageError("--out and --stream are for the tuples of a component: give --component NAME, too")
     if out is not None and out.suffix not in (".parquet", ".jsonl"):
         raise UsageError(f"--out {out}: name a file that ends in .parquet or .jsonl")
-
-
-@contextlib.contextmanager
-def _running(cli: Cli, target: str) -> Iterator[tuple[Settings, bool]]:
-    """Yield settings for batches that are run again, and whether they run on Spark: they do if --master is
-    given."""
-    on_spark = cli.settings.master is not None
-    settings = cli.resolve()
-    with shipped_module(target) as modules, user_code_prints_to_stderr():
-        yield replace(settings, py_files=modules), on_spark
 
 
 def _replay_document(found: Replay, tuples: pa.Table | None) -> dict[str, Any]:
@@ -210,10 +189,10 @@ def _print_changes(cli: Cli, one: TableReplay) -> None:
                 for change in one.changes
             ],
         )
-    told = f"txid {one.txid} of {one.table} differs; {counted(len(one.changes), 'row')} shown"
+    line = f"txid {one.txid} of {one.table} differs; {counted(len(one.changes), 'row')} shown"
     if one.untold:
-        told += f", {one.untold:,} cannot be told: changed by later batches, or earlier values are not kept"
-    cli.say(told)
+        line += f", {one.untold:,} cannot be told: changed by later batches, or earlier values are not kept"
+    cli.say(line)
 
 
 def _print_tuples(cli: Cli, tuples: pa.Table) -> None:
@@ -242,104 +221,3 @@ def _save(out: Path, tuples: pa.Table) -> None:
                     file.write(f"{json.dumps(document(row), ensure_ascii=False)}\n")
     except OSError as error:
         raise UsageError(f"--out {out} cannot be written: {error.strerror or error}") from error
-
-
-# --- why ---------------------------------------------------------------------------------------------------
-
-
-def why(
-    cli: Cli,
-    topology_id: Id,
-    table: Table,
-    key: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="KEY", help="One per key column; dates and times in ISO 8601, binary as hexadecimal."
-        ),
-    ],
-    target: Target = None,
-    parameter: Parameters = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most so many parts.", min=1)] = 20,
-    within: Annotated[
-        int, typer.Option("--within", metavar="N", help="Look at most so many batches back.", min=1)
-    ] = 1000,
-    ranges: Annotated[
-        bool, typer.Option("--ranges", help="Ranges of partitions instead of offsets, which is sooner done.")
-    ] = False,
-) -> int:
-    """Show which records made a value. Their txid, partition and offset, the newest first; for that, batches
-    are run again, dry, in this process or, with --master, on Spark."""
-    from txstream import inspect
-
-    made, code = find_code(cli, topology_id, target, parameter)
-    with _running(cli, code) as (settings, on_spark):
-        found = inspect.why(
-            made,
-            table,
-            key,
-            settings,
-            limit=limit,
-            within=within,
-            exact=not ranges,
-            parse=True,
-            on_spark=on_spark,
-        )
-    if cli.as_json:
-        cli.print_json(_why_document(found))
-    elif found.value is not None:
-        _print_why(cli, found)
-    if found.value is None:
-        wanted = ", ".join(str(quoted(one)) for one in key)
-        cli.say(f"table {table} has no row of key {wanted} as of txid {found.as_of}")
-        return 1
-    return 0
-
-
-def _why_document(found: Why) -> dict[str, Any]:
-    """Return `found` as JSON values. `delta` and `value` of a part are by column; for a table with one value
-    column they are that column's."""
-    only = found.value is not None and len(found.value) == 1
-
-    def flat(values: Any) -> Any:
-        plain = document(values)
-        return next(iter(plain.values()), None) if only else plain
-
-    return {
-        **document(replace(found, parts=())),
-        "parts": [
-            {**document(part), "delta": flat(part.delta), "value": flat(part.value)} for part in found.parts
-        ],
-    }
-
-
-def _print_why(cli: Cli, found: Why) -> None:
-    value = found.value or {}
-    only = len(value) == 1
-    names = [f">{kind}" if only else f">{kind} {name}" for name in value for kind in ("delta", "value")]
-    # The column is there only if there is something to show in it.
-    made = ["made"] if any(part.made for part in found.parts) and not only else []
-    if found.parts:
-        cli.print_table(
-            [">txid", "partition", ">offset", *names, *made],
-            [
-                [
-                    part.txid,
-                    part.partition or "all of them",
-                    _place(part),
-                    *(plain_value(values.get(name)) for name in value for values in (part.delta, part.value)),
-                    *(", ".join(part.made) for _ in made),
-                ]
-                for part in found.parts
-            ],
-        )
-    shown = ", ".join(f"{name} {plain_value(one)}" for name, one in value.items())
-    whole = "all of it" if found.is_complete else "a part of it"
-    cli.say(f"{escaped(shown)} as of txid {found.as_of}: {counted(len(found.parts), 'part')}, {whole}")
-    for note in found.notes:
-        cli.say(f"note: {escaped(note)}")
-
-
-def _place(part: WhyPart) -> str | None:
-    if part.offset is not None:
-        return f"{part.offset:,}"
-    return None if part.start is None or part.end is None else f"{part.start:,} to {part.end - 1:,}"

@@ -64,7 +64,7 @@ def simulate(
         Path, typer.Option("--save", metavar="FILE", help="Where a schedule that fails is written.")
     ] = Path("txstream-schedule.json"),
     replay: Annotated[
-        Path | None, typer.Option("--replay", metavar="FILE", help="Run this schedule, and tell each step.")
+        Path | None, typer.Option("--replay", metavar="FILE", help="Run this schedule, and show each step.")
     ] = None,
 ) -> int:
     """Run a topology through many schedules of faults, in memory.
@@ -73,13 +73,13 @@ def simulate(
     Drivers crash between any two external writes, sleep and wake up late; answers are lost or come late;
     partitions cannot be read for a time; the way of committing changes. Each schedule must leave in the
     tables what a plain fold of the rows leaves: the bolts called one after the other, the reducers in Python,
-    without the engine. The first that does not is shrunk, told, and written to a file. Before that, each bolt
-    gets a part of its input again, in another process with another clock and other hashes, and must emit the
-    same.
+    without the engine. The first that does not is shrunk, shown, and written to a file. Before that, each
+    bolt gets a part of its input again, in another process with another clock and other hashes, and must emit
+    the same.
 
     Ends with status 1 when a schedule fails, or when nothing was shown: no table got a row, no schedule
     committed two batches, or no fault struck. A non-transactional topology does not fail: how often it was
-    not exact is told.
+    not exact is shown.
     """
     from txstream.simulation.program import Program
     from txstream.simulation.runs import run_schedules
@@ -192,7 +192,7 @@ def _tell(cli: Cli, report: SimulationReport, saved: Path) -> None:
     if failure is not None:
         cli.print(f"\n{failure}\n\nShrunk, this is what happens:\n{failure.told}\n")
         cli.print(
-            f"wrote {saved}; `txstream simulate --replay {saved}` with the same topology tells each step"
+            f"wrote {saved}; `txstream simulate --replay {saved}` with the same topology shows each step"
         )
     if report.nothing_shown is not None:
         cli.print(f"nothing was shown: {report.nothing_shown}")

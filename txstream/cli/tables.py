@@ -1,4 +1,4 @@
-"""Prints tables for people.
+"""Prints tables as text.
 
 Invariants: a value never acts on the terminal. Piped output is complete. On a terminal a row is one line:
 columns may be left out and long text is cut, but numbers never are. A terminal too narrow even for that gets

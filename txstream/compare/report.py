@@ -247,21 +247,21 @@ def true_totals(truth: Tables, columns: Iterable[Column]) -> dict[str, Any]:
 def in_a_sentence(found: Mapping[str, Any]) -> str:
     """Return the result of a run in words."""
     if found["exact"]:
-        told = ["exact"]
+        parts = ["exact"]
     else:
-        told = [
+        parts = [
             f"{shown(one[figure])} {figure} in {name}"
             for name, one in found["columns"].items()
             for figure in ("lost", "doubled")
             if one.get(figure)
         ]
-        told = told or [f"{counted(found['wrong_rows'], 'row differs', 'rows differ')}"]
+        parts = parts or [f"{counted(found['wrong_rows'], 'row differs', 'rows differ')}"]
     if found["stalled_seconds"] >= _LEAST_STALL_SECONDS:
-        told.append(f"{found['stalled_seconds']:.1f} s without a commit after faults")
+        parts.append(f"{found['stalled_seconds']:.1f} s without a commit after faults")
     if found["moved_tuples"]:
         moved = counted(found["moved_tuples"], "tuple")
-        told.append(f"{moved} came in another txid than was first planned")
-    return "; ".join(told)
+        parts.append(f"{moved} came in another txid than was first planned")
+    return "; ".join(parts)
 
 
 def nothing_shown(truth: Tables, outcomes: Mapping[str, Outcome]) -> str | None:

@@ -175,7 +175,7 @@ def _require(jar: Jar, found: str, origin: str) -> None:
     if found != jar.sha256:
         raise ServiceUnavailableError(
             f"a jar from {origin} is not Kafka's and was removed: {jar.file} (expected {jar.sha256}, found "
-            f"{found}); run the command again to fetch it anew; if that happens twice, suspect the repository"
+            f"{found}); run the command again to fetch it; if that happens twice, suspect the repository"
         )
 
 

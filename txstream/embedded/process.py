@@ -234,7 +234,7 @@ class ServerProcess:
             return ""
 
     def last_words(self) -> str:
-        """Name the log file and the line in it that most likely tells why."""
+        """Name the log file and the line in it that most likely says why."""
         line = meaningful_line(self.log_since_start())
         said = f"its last words were: {line}" if line else "it wrote nothing"
         full = "; its disk is full" if is_disk_full(self.log_path.parent) else ""
@@ -294,8 +294,8 @@ def meaningful_line(log: str) -> str:
         line.strip() for line in log.splitlines() if line.strip() and not line.startswith(("\tat ", "\t..."))
     ]
     for line in reversed(lines):
-        telling = any(word in line for word in ("ERROR", "FATAL", "Exception", "Error:", "Caused by"))
-        if telling and "Exiting JVM" not in line:  # ZooKeeper's last error only says that there was one
+        explains = any(word in line for word in ("ERROR", "FATAL", "Exception", "Error:", "Caused by"))
+        if explains and "Exiting JVM" not in line:  # ZooKeeper's last error only says that there was one
             return line[:500]
     return lines[-1][:500] if lines else ""
 

@@ -287,7 +287,7 @@ class InProcessRunner:
         return self._calls.given_up
 
     def still_running(self) -> list[str]:
-        """Say for people which calls of bolts attempts are in now, cancelled attempts included."""
+        """Describe which calls of bolts attempts are in now, cancelled attempts included."""
         return self._calls.where()
 
     def close(self) -> None:

@@ -192,12 +192,12 @@ class RunningTopology:
         if isinstance(error, (Exception, CrashError)):
             return error
         place = traceback.extract_tb(error.__traceback__)[-1]
-        told = BoltError(
+        named = BoltError(
             f"topology {self.topology.id!r} was ended by {type(error).__name__}: {error} "
             f"(in {Path(place.filename).name}, line {place.lineno})"
         )
-        told.__cause__ = error
-        return told
+        named.__cause__ = error
+        return named
 
 
 def start(

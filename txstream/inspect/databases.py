@@ -337,7 +337,7 @@ def living_driver(
 ) -> Candidate | None:
     """Return the driver that leads the topology or will lead it; None if there is none, or all have ended.
 
-    Of a driver elsewhere (another machine, another container, one of an older txstream) this cannot be told.
+    Of a driver elsewhere (another machine, another container, one of an older txstream) this is not known.
     It is given the time in which its session would end; `waiting` is then called with a sentence.
     """
     from txstream.embedded.process import wait_until

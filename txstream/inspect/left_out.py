@@ -87,7 +87,7 @@ def dead_letters(
 def is_asked_for(
     one: StoredDeadLetter, component: str | Collection[str] | None, since: datetime | None
 ) -> bool:
-    """Did it fail in this component, or one of these, in a batch that was committed then or later?"""
+    """Whether it failed in this component, or one of these, in a batch that was committed then or later."""
     components = [component] if isinstance(component, str) else component
     return (components is None or one.letter.component in components) and (since is None or one.when >= since)
 

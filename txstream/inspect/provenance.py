@@ -184,7 +184,7 @@ class _Search:
         written = self.table.written_in(batch)
         if written is not None and written.differences(digest_of(deltas, list(self.key))):
             self.notes.append(
-                f"txid {txid} does not add today what it added then (`txstream replay` tells how): the code "
+                f"txid {txid} does not add today what it added then (`txstream replay` shows how): the code "
                 f"has changed, or does not give the same each time"
             )
         delta = self._delta_in(deltas)

@@ -59,7 +59,7 @@ def recover(
 ) -> Recovery:
     """Rebuild a topology in ZooKeeper from its ledgers, if it was lost there or restored from an old copy.
 
-    `confirm` is told what is wrong and what would be done; if it returns False, everything stays as it is
+    `confirm` is given what is wrong and what would be done; if it returns False, everything stays as it is
     (UsageError). `topology` is needed only if the databases were last used by a txstream that kept no
     identity there. Afterwards `txstream run` goes on exactly-once. If nothing is wrong, nothing is changed.
 

@@ -66,7 +66,7 @@ class TablePart:
 class DatabasePart:
     """One database. `rows` are the ledger's, oldest first. `tables` is None if its store cannot list them or
     was not asked. `tables_last` is the ledger's last row at the moment when the tables were read. `errors`
-    tell what could not be read. `dead_letters` is their number by txid and status."""
+    say what could not be read. `dead_letters` is their number by txid and status."""
 
     database: StateBackend
     fence: FenceRow | None
@@ -130,7 +130,7 @@ class DatabasePart:
 class Snapshot:
     """Everything that was read. `paused_next` is the pause that the next leader begins with. `failing` is the
     batch that failed last, unless it was committed since. `waiting` is what the leader waits for, `trees` the
-    state of tracked tuples. `errors` tell what could not be read of the progress, `other_errors` what could
+    state of tracked tuples. `errors` say what could not be read of the progress, `other_errors` what could
     not be read of operators' requests and of the notes shown to them."""
 
     topology: str

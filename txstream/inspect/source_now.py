@@ -1,4 +1,4 @@
-"""What a topology's source says at this moment, asked directly: a topology that does not run tells nobody.
+"""What a topology's source says at this moment, asked directly: a topology that does not run reports nothing.
 
 It asks the source's own coordinator, as a run does, and changes nothing.
 """

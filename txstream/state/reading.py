@@ -113,7 +113,7 @@ class StateReading(ABC):
     def count_written_by(self, table: str, txid: int) -> int:
         """Return how many rows carry `txid`."""
 
-    # --- for fsck: the defaults report nothing, for a store that cannot tell ------------------------
+    # --- for fsck: the defaults report nothing, for a store that does not know ------------------------
 
     def differences(self, table: str) -> list[str] | None:
         """Return one sentence per difference between a table and its declaration; None when it is gone."""

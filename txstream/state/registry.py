@@ -133,8 +133,8 @@ def place_of(url: str) -> str:
     if scheme is None or scheme.partition("+")[0] in urls.SQL_SCHEMES:
         return urls.place_of(url)
     try:
-        tell = getattr(_factory(scheme), "place_of", None)
-        return url if tell is None else str(tell(url))
+        place_of = getattr(_factory(scheme), "place_of", None)
+        return url if place_of is None else str(place_of(url))
     except (ServiceUnavailableError, UsageError):
         return url  # opening it raises the error
 

@@ -11,7 +11,7 @@ from txstream.api.errors import UsageError
 class ManualClock:
     """A clock that moves only by `advance`. Calling it returns its seconds, as `time.monotonic` does.
 
-    It begins at 0 unless told otherwise, and may be read and moved from any thread. `TopologyTest` has one:
+    It begins at 0 unless given another, and may be read and moved from any thread. `TopologyTest` has one:
     a message timeout happens exactly when the clock is moved past it.
     """
 
@@ -37,8 +37,8 @@ class ManualClock:
         with self._lock:
             self._seconds += seconds
             listeners = list(self._listeners)
-        for tell in listeners:
-            tell()
+        for listener in listeners:
+            listener()
 
     def listen(self, moved: Callable[[], None]) -> Callable[[], None]:
         """Call `moved` after each move, on the thread that made it. The returned function ends this."""

@@ -305,7 +305,7 @@ class TopologyTest:
 
     @property
     def waiting_for(self) -> str | None:
-        """The outages that the topology waits for, as text for people; None when it waits for none."""
+        """The outages that the topology waits for, in words; None when it waits for none."""
         return self._control.driver.loop.waiting_for
 
     def calls(self, txid: int | None = None, *, component: str | None = None) -> list[Call]:

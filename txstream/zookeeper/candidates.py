@@ -25,7 +25,7 @@ _CANDIDATE = re.compile(r"^(?P<token>[0-9a-f]{32})-(?P<sequence>-?\d{10,})$")
 class Candidate:
     """A driver that leads or stands by: host:pid, since when, how it stands by ("warm" or "cold"), which
     process it is, and how long its session may outlive that. None stands for what a driver of another version
-    left out, or could not tell."""
+    left out, or did not know."""
 
     driver: str
     since: datetime | None = None
@@ -34,7 +34,7 @@ class Candidate:
     session_seconds: float | None = None
 
     def runs(self) -> bool | None:
-        """Whether its process runs; None if that cannot be told from here."""
+        """Whether its process runs; None if that is not known here."""
         return None if self.process is None else self.process.runs()
 
 
@@ -73,7 +73,7 @@ def candidate_at(tree: Tree, path: str) -> Candidate | None:
             None if seconds is None else float(seconds),
         )
     except (ValueError, KeyError, TypeError):
-        # Whether it runs cannot be told, and people are shown the path.
+        # Whether it runs is not known; the path is what can be shown.
         return Candidate(f"a driver that left no address ({path})")
 
 
@@ -114,7 +114,7 @@ class DriverProcess:
 
     @classmethod
     def this(cls) -> Self | None:
-        """Return this process; None where the system does not tell."""
+        """Return this process; None where the system does not say."""
         pid = os.getpid()
         try:
             # A /proc that was mounted for another namespace lists other processes under our numbers.
@@ -139,7 +139,7 @@ class DriverProcess:
         return asdict(self)
 
     def runs(self) -> bool | None:
-        """Whether this very process runs; None if that cannot be told from here."""
+        """Whether this very process runs; None if that is not known here."""
         here = DriverProcess.this()
         if here is None or (here.host, here.boot, here.pid_namespace) != (
             self.host,

@@ -51,7 +51,7 @@ _BACKOFF = Backoff(first_seconds=0.1, longest_seconds=1.0)
 _STRAGGLER_SECONDS = 1.0
 # kazoo's own default doubles the pause between two connection attempts up to an hour.
 _RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_jitter": 0.2, "max_delay": 1.0}
-# After one of these, nobody knows whether the request was or will be applied.
+# After one of these, it is not known whether the request was or will be applied.
 _LOST = (ConnectionLoss, SessionExpiredError, OperationTimeoutError, SessionMovedError)
 
 
@@ -258,7 +258,7 @@ class ZooKeeper:
 class ZooKeeperProgress(ProgressStore):
     """The progress of one topology in ZooKeeper.
 
-    While ZooKeeper is away every call waits, tells `waiting` once ("waiting for ZooKeeper at ... since
+    While ZooKeeper is away every call waits, calls `waiting` once ("waiting for ZooKeeper at ... since
     12:00:05") and ends when `should_stop` returns True (WaitStoppedError). Commands set `deadline_seconds`,
     which ends it with ServiceUnavailableError. A driver has none: the fate of a write must become known.
     """

@@ -181,7 +181,7 @@ class FencedTree:
 
     def version_before_claims(self) -> int:
         """Return the version of `epoch` while nobody has claimed it; raise FencedError if somebody has. With
-        it, a late delete cannot be applied to a topology that was made anew and has a leader."""
+        it, a late delete cannot be applied to a topology that was made again and has a leader."""
         stored, version = self._read_or_create()
         if stored.epoch > 0:
             raise FencedError(

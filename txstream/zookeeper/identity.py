@@ -45,7 +45,7 @@ class Identity:
 
     @property
     def kind(self) -> str:
-        """The semantics, or "tracked" for a topology of tracked tuples; for people."""
+        """The semantics, or "tracked" for a topology of tracked tuples."""
         return "tracked" if self.is_tracked else str(self.semantics)
 
     def differences(self, other: Identity) -> list[str]:

@@ -79,7 +79,7 @@ class KazooWatch:
         try:
             self._changed()
         except Exception:
-            log.exception("what was to be told of a change of %s failed", self._path)
+            log.exception("the listener to changes of %s failed", self._path)
 
 
 REFUSALS = {

@@ -50,7 +50,7 @@ class Leadership:
     @property
     def held(self) -> bool:
         """Whether this driver leads, as far as it knows. False as soon as the session is known to be lost,
-        which ZooKeeper tells only when it can be reached again."""
+        which is only known when it can be reached again."""
         return self._held_in is not None and self._held_in == self._zk.sessions_lost
 
     def acquire(
@@ -102,7 +102,7 @@ class Leadership:
         waiting: Callable[[str], None],
     ) -> None:
         tree = self._zk.tree(patience)
-        told = None
+        logged = None
         failures = 0
         while True:
             if should_stop():
@@ -146,8 +146,8 @@ class Leadership:
                 raise LeaderExistsError(
                     f"{leader}; {first}, or leave out --no-wait to stand by and take over when it ends"
                 )
-            if found.driver != told:
-                told = found.driver
+            if found.driver != logged:
+                logged = found.driver
                 is_next = has_ended and position == 1
                 waiting(leader + (", then this run takes over" if is_next else "; standing by to take over"))
             self._watch(patience, candidates[position - 1], session, should_stop)

@@ -198,7 +198,7 @@ def _tell(path: str, changed: Callable[[], None]) -> None:
     try:
         changed()
     except Exception:
-        log.exception("what was to be told of a change of %s failed", path)
+        log.exception("the listener to changes of %s failed", path)
 
 
 def _apply(nodes: dict[str, Node], operation: Operation) -> None:

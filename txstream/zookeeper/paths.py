@@ -92,6 +92,6 @@ def with_remedy(error: CorruptStateError, topology_id: str) -> CorruptStateError
     path = znode_in(error)
     if not path.startswith("/"):
         return error
-    told = CorruptStateError(f"{error}; {remedy(path, topology_id)}")
-    told.__cause__ = error
-    return told
+    explained = CorruptStateError(f"{error}; {remedy(path, topology_id)}")
+    explained.__cause__ = error
+    return explained

@@ -371,7 +371,7 @@ class ProgressStore:
 
     def read_requests(self) -> Requests:
         """Return what operators have put in force, and their requests that wait for an answer. Without a
-        claim it only reads. Called when a leader starts, and whenever `watch_requests` told of a change.
+        claim it only reads. Called when a leader starts, and whenever `watch_requests` reported a change.
 
         Raises CorruptStateError."""
         with self._lock:
@@ -379,7 +379,7 @@ class ProgressStore:
 
     def answer_request(self, request: Request, refused: str | None, told: Mapping[str, Any]) -> None:
         """Answer one of the waiting requests. `refused` says why it is refused; if None, it is in force from
-        now on, for this leader and for all later ones. `told` is for whoever asked.
+        now on, for this leader and for all later ones. `told` is for the one who asked.
 
         Called on the driver, once per request, after it was carried out: an unanswered request goes to the
         next leader. Repeated until it is known to be stored."""
@@ -388,7 +388,7 @@ class ProgressStore:
 
     def watch_requests(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` soon, and again whenever requests may have come. Return a function that ends this.
-        The watch survives lost connections and sessions, and costs nothing while nobody asks.
+        The watch survives lost connections and sessions, and costs nothing while there are no requests.
 
         `changed` is called from a thread of ZooKeeper's client, so it must return at once and must not call
         this store; what it raises is logged."""

@@ -1,4 +1,4 @@
-"""Writes a topology's progress anew, as its ledgers have it: what `txstream recover` does.
+"""Writes a topology's progress again, as its ledgers have it: what `txstream recover` does.
 
 Invariant: everything changes in one multi under the epoch that this driver has claimed, and every operation
 carries the version that was read. Reading back settles what became of a lost answer.

@@ -196,7 +196,7 @@ def _put(path: str, data: bytes, version: int | None) -> Operation:
 
 
 def _this_operator() -> str:
-    """Return user@host, for people who ask who it was."""
+    """Return user@host, for those who ask who it was."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container may run under a user id that has no name

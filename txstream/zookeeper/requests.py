@@ -35,7 +35,7 @@ class Kind(StrEnum):
     RESUME = "resume"  # {}
     STOP = "stop"  # {} or {"at": txid}
     RETRY = "retry"  # {"components": [component, ...]}, or {} for all
-    TREE = "tree"  # {"txid": txid}: nothing is changed, the answer tells
+    TREE = "tree"  # {"txid": txid}: nothing is changed, the answer says it
     STORY = "story"  # {"txid": txid}: as well
 
 
@@ -56,7 +56,7 @@ class Request:
 
     @property
     def shown(self) -> str:
-        """Since when and by whom, for people."""
+        """Since when and by whom, in words."""
         return f"since {self.asked_at.astimezone():%Y-%m-%d %H:%M:%S} by {self.asked_by}"
 
     def document(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A leader's answer. `refused` says why the request is refused, or is None if it is in force. `told` is
-    what the leader says about it, for people."""
+    what the leader says about it, for display."""
 
     request_id: str
     refused: str | None

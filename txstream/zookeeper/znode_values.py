@@ -27,7 +27,7 @@ MAX_EPOCH = (1 << 31) - 1
 @dataclass(frozen=True, slots=True)
 class StoredEpoch:
     """The value of `epoch`. `owner` is unique to one claim, so that a claim whose answer was lost is
-    recognised; `driver` is for people. Both are None before the first claim."""
+    recognised; `driver` is for display. Both are None before the first claim."""
 
     epoch: Epoch
     owner: str | None

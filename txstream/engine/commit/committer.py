@@ -143,7 +143,7 @@ class BatchCommitter:
 
     @property
     def begins_before_bolts(self) -> bool:
-        """Do bolts of the commit phase write states, so that `begin` must come before they run?"""
+        """Whether bolts of the commit phase write states, so that `begin` must come before they run."""
         return any(target.written_by_bolts for target in self._targets)
 
     def begin(self, one: Committing) -> frozenset[int]:

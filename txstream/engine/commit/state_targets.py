@@ -54,7 +54,7 @@ class StateTarget:
         return self.database.of(topology.id, uuid, topology.semantics, self.tables)
 
     def has(self, use: StateUse) -> bool:
-        """Is this state of a bolt in this database?"""
+        """Whether this state of a bolt is in this database."""
         return any(
             spec.state is use.state and component == use.component
             for spec, component in zip(self.tables, self.components, strict=True)
@@ -135,7 +135,7 @@ def state_targets(
         if (url := one.database.display_url) in shown:
             raise TopologyError(
                 f"topology {topology.id!r}: two URLs of its states differ only in what is hidden of {url}, "
-                f"so nobody could tell one from the other; give these states the same URL"
+                f"so they could not be told apart; give these states the same URL"
             )
         shown.add(url)
     return targets

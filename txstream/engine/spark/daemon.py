@@ -1,7 +1,7 @@
 """Spark's Python daemon. It imports once what all its workers need, does not collect garbage after every
 task, and closes what bolts have opened.
 
-Spark puts its own zip of PySpark first on the path. Python compiles what it imports from a zip anew in every
+Spark puts its own zip of PySpark first on the path. Python compiles what it imports from a zip again in every
 process. That costs half a second, although the same PySpark is installed, and compiled, beside it.
 
 PySpark's daemon makes each worker run `gc.collect()` when a task ends: 10 to 40 ms, more than the rest of a

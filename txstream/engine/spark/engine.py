@@ -119,14 +119,14 @@ class SparkEngine:
 
     def keep_warm(self, plan: ExecutionPlan) -> None:
         """Start Spark unless it is up, and have Python workers import what a batch needs. That also keeps
-        Spark from ending them as idle. If it fails, Spark is ended, so that the next start makes it anew."""
+        Spark from ending them as idle. If it fails, Spark is ended, so the next start makes a new one."""
         with contextlib.ExitStack() as stack:
             stack.push(self._end_if_failed)
             context = self.start()
             stack.enter_context(self._given_up_on_stop())
             if self._session is None:
-                told = f"Spark has run no job within {_WARM_SECONDS:g} s, and is started anew"
-                stack.enter_context(self._process.killed_after(_WARM_SECONDS, told))
+                reason = f"Spark has run no job within {_WARM_SECONDS:g} s, and is started again"
+                stack.enter_context(self._process.killed_after(_WARM_SECONDS, reason))
             stack.enter_context(self._process.blamed())
             if self._warm is None:
                 # An id of its own: the plan that is run has states too, which only a leader knows.

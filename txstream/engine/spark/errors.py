@@ -97,5 +97,5 @@ def _raised(trace: str) -> tuple[type[errors.TxstreamError], str, str]:
 def _reason(text: str) -> str:
     """The line that says what happened, without the JVM's stack."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = (line for line in lines if "Job aborted" in line or "cancelled" in line)
-    return next(telling, lines[0] if lines else "no reason given")
+    ends = (line for line in lines if "Job aborted" in line or "cancelled" in line)
+    return next(ends, lines[0] if lines else "no reason given")

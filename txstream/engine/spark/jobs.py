@@ -63,12 +63,12 @@ def collect(rdd: RDD[T]) -> list[T]:
     try:
         found = rdd._jrdd.collectAsync().get()
     except Py4JJavaError as error:
-        # The outer error says only that the job failed. PySpark tells its cause as for `rdd.collect()`.
+        # The outer error says only that the job failed. PySpark finds its cause as for `rdd.collect()`.
         error.java_exception = error.java_exception.getCause() or error.java_exception
-        told = convert_exception(error.java_exception)
-        if isinstance(told, UnknownException):
+        converted = convert_exception(error.java_exception)
+        if isinstance(converted, UnknownException):
             raise
-        raise told from None
+        raise converted from None
     as_scala, serve = _functions(rdd.context._jvm)
     served = serve(as_scala(found.iterator()), f"serve RDD {rdd.id()}")
     with _load_from_socket(served, rdd._jrdd_deserializer) as stream:

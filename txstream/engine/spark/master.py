@@ -34,12 +34,12 @@ class Master:
 
     @property
     def is_local(self) -> bool:
-        """Do all tasks run on this machine, so that they can read its files?"""
+        """Whether all tasks run on this machine, so that they can read its files."""
         return self.url.startswith("local")
 
     @property
     def is_in_process(self) -> bool:
-        """Do all tasks run in the driver's own Java process?"""
+        """Whether all tasks run in the driver's own Java process."""
         return self.is_local and not self.url.startswith("local-cluster")
 
     @property

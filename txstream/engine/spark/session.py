@@ -177,10 +177,10 @@ def create_context(
     except TxstreamError:
         raise
     except Exception as error:
-        told = (
+        message = (
             f"Spark did not start with master {where.url!r}: {reason_in(str(error)) or type(error).__name__}"
         )
-        raise ServiceUnavailableError(f"{told}; its log is {log_file}" if log_file else told) from error
+        raise ServiceUnavailableError(f"{message}; its log is {log_file}" if log_file else message) from error
 
 
 def share_path(context: SparkContext) -> None:

@@ -38,7 +38,7 @@ RunnerFactory = Callable[[ExecutionPlan], BatchRunner]
 
 class Services(AbstractContextManager["Services"], Protocol):
     """What a driver reads from and writes to; leaving the context closes all of it. The methods are called
-    in this order, each once, except `locked`. `state` tells people what the driver is doing."""
+    in this order, each once, except `locked`. `state` says what the driver is doing."""
 
     workers: Workers
     state: str
@@ -177,7 +177,7 @@ class Driver(Generic[L]):
 
     @property
     def state(self) -> str:
-        """What the driver is doing, for people."""
+        """What the driver is doing, in words."""
         return self._services.state
 
     @property

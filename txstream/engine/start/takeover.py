@@ -144,7 +144,7 @@ class Claim:
 
 
 def check_identity(topology: Topology, store: ProgressStore, targets: Sequence[StateTarget]) -> None:
-    """Raise what `claim_identity` would, as far as reading tells: a run that cannot be is refused before it
+    """Raise what `claim_identity` would, as far as reading shows: a run that cannot be is refused before it
     starts Spark. Writes nothing, so `claim_identity` asks it all again."""
     mine, stored = identity_of(topology), store.read_identity()
     if stored is not None:
@@ -224,7 +224,7 @@ def claim_identity(
 
 def _refuse_known_place(topology_id: str, database: StateBackend, places: Mapping[str | None, str]) -> None:
     """Raise TopologyError if a database says that it is one of those before it, so that nothing is made twice
-    in it. A store that cannot tell is found out by its fence, once it has one (`prove_distinct`)."""
+    in it. A store that does not know is found out by its fence, once it has one (`prove_distinct`)."""
     place = database.place() if places else None
     if place is not None and place in places:
         raise one_database(topology_id, places[place], database.display_url)
@@ -296,7 +296,7 @@ def _refuse_other(topology_id: str, stored: Identity, mine: Identity) -> None:
     comparable = mine
     if mine.tables != stored.tables:
         removed = Counter(stored.tables) - Counter(mine.tables)
-        # If two tables have one name, nobody can tell which of them is new.
+        # If two tables have one name, it is not known which of them is new.
         same_name = (Counter(mine.tables) - Counter(stored.tables)).keys() & set(stored.tables)
         if not removed and not same_name:
             comparable = replace(mine, tables=stored.tables)

@@ -1,7 +1,7 @@
 """The keys and values that a bolt gives to a state table: checked, and converted as the table would.
 
-Invariant: `fit` returns what a read of the row would return. So a bolt cannot tell a value that was just
-written from one that was read, and two spellings of one key are the same key.
+Invariant: `fit` returns what a read of the row would return. So a bolt sees no difference between a value
+that was just written and one that was read, and two spellings of one key are the same key.
 """
 
 from __future__ import annotations

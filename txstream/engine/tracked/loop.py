@@ -316,7 +316,7 @@ class TrackedLoop:
 
     def _time_out(self, spout: SpoutTask, roots: Roots) -> None:
         holders = Counter(self._holders.get(root) for root in roots.tolist())
-        told = counted(spout.fail(roots, timed_out=True), "tree")
+        ended = counted(spout.fail(roots, timed_out=True), "tree")
         holder, trees = holders.most_common(1)[0]
         if holder is None:
             why = "no component holds them: their tuples were lost on the way, or their acker was"
@@ -326,7 +326,7 @@ class TrackedLoop:
                 f"component {holder!r} holds most of them ({trees:,}): it neither acked nor failed their "
                 f"tuples in the micro-batch that brought them"
             )
-        log.warning("%s of %r timed out and will be replayed: %s", told, spout.spec.id, why)
+        log.warning("%s of %r timed out and will be replayed: %s", ended, spout.spec.id, why)
         count_reason(self.counts.reasons, f"timed out: {why}", len(roots))
         for root in roots.tolist():
             self._holders.pop(root, None)

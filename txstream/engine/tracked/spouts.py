@@ -253,11 +253,11 @@ class SpoutTask:
 
     def waiting_for(self) -> str | None:
         """Return what the spout waits for, in words; None if it waits for nothing."""
-        told = self._ask("waiting_for")
-        if told is None or isinstance(told, str):
-            return told
+        answer = self._ask("waiting_for")
+        if answer is None or isinstance(answer, str):
+            return answer
         raise BoltError(
-            f"component {self.spec.id!r}, task {self.task}: waiting_for returned {told!r:.100}; it returns "
+            f"component {self.spec.id!r}, task {self.task}: waiting_for returned {answer!r:.100}; it returns "
             f"text, or None"
         )
 
@@ -287,6 +287,6 @@ class SpoutTask:
             raise
         except Exception as error:
             failure = describe(error, self.spec.id, self.task)
-            told = BoltError(f"component {self.spec.id!r}, task {self.task}, {method}: {failure.message}")
-            told.add_note(failure.details)
-            raise told from error
+            answer = BoltError(f"component {self.spec.id!r}, task {self.task}, {method}: {failure.message}")
+            answer.add_note(failure.details)
+            raise answer from error

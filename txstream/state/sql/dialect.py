@@ -110,7 +110,7 @@ class StateDialect(ABC):
     snapshot_isolation: ClassVar[str | None] = "REPEATABLE READ"
     """The isolation level under which a transaction sees one snapshot; None where every level does."""
     asks_at_release: ClassVar[bool] = False
-    """Does returning a connection to its pool send something to the server?"""
+    """Whether returning a connection to its pool sends something to the server."""
 
     def __init__(self, url: URL, connect_timeout_seconds: float, message_timeout_seconds: float) -> None:
         self.url = url
@@ -127,7 +127,7 @@ class StateDialect(ABC):
         """Raise ServiceUnavailableError for what connecting would not reveal: a file that is not writable."""
 
     def is_there(self) -> bool:
-        """Does the database exist, so that connecting would not create it?"""
+        """Whether the database exists, so that connecting would not create it."""
         return True
 
     @abstractmethod

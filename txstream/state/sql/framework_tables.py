@@ -190,7 +190,7 @@ _UNFINISHED = "txstream_alembic_unfinished"
 
 
 def commits_each_step(connection: Connection) -> bool:
-    """Does this database commit each DDL statement by itself?"""
+    """Whether this database commits each DDL statement by itself."""
     return connection.dialect.name in _COMMIT_EACH_STEP
 
 

@@ -4,7 +4,7 @@ PyMySQL misreads some options in the form in which SQLAlchemy passes them: it ta
 password as Latin-1, and ignores certificates beside the options that verify them. Here each option means what
 it says.
 
-An error's DB-API class tells what it means for a batch, with exceptions. PyMySQL raises OperationalError,
+An error's DB-API class says what it means for a batch, with exceptions. PyMySQL raises OperationalError,
 which means an outage, for every code that it does not know. An error about the statement itself (SQLSTATE
 class 42) would come again, so it is not an outage.
 """
@@ -33,7 +33,7 @@ _PACKAGE: Final = "cryptography"
 
 
 def is_mariadb(version: str) -> bool:
-    """Is it MariaDB, by the version in the server's handshake: 8.0.36 or 5.5.5-10.11.6-MariaDB?"""
+    """Whether it is MariaDB, by the version in the server's handshake: 8.0.36 or 5.5.5-10.11.6-MariaDB."""
     return "mariadb" in version.lower()
 
 

@@ -1,4 +1,4 @@
-"""A table of deltas for people to look at: `txstream replay --into`. It is not a topology's state table."""
+"""A table of deltas to look at: `txstream replay --into`. It is not a topology's state table."""
 
 from __future__ import annotations
 

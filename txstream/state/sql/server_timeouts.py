@@ -78,7 +78,7 @@ def driver_of(connection: Connection) -> Any:
 class Watchdog:
     """Shuts a socket down unless `touch` is called at least every `seconds`; a context manager.
 
-    `bitten` tells afterwards whether it shut the socket down.
+    `bitten` says afterwards whether it shut the socket down.
     """
 
     def __init__(self, fileno: int, seconds: float) -> None:

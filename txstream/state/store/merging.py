@@ -217,7 +217,7 @@ def fits(total: Any, data_type: pa.DataType) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def can_keep(data_type: pa.DataType) -> bool:
-    """Does Python keep values of this type exactly?"""
+    """Whether Python keeps values of this type exactly."""
     return bool(
         pa.types.is_string(data_type)
         or pa.types.is_large_string(data_type)

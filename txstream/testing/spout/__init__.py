@@ -1,4 +1,4 @@
-"""The conformance suite for sources: does a `PartitionedSpout` do what a topology relies on?
+"""The conformance suite for sources: whether a `PartitionedSpout` does what a topology relies on.
 
 Write a `SpoutHarness` that says how rows get into the log, then
 

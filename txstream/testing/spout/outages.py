@@ -86,12 +86,12 @@ def plans_around_an_outage(trial: SpoutTrial) -> None:
     readable = {name: found for name, found in _ranges(batches).items() if name != hidden}
     trial.harness.hide(hidden)
 
-    def told(plan: Mapping[str, Any] | PartitionUnavailableError) -> bool:
+    def is_answered(plan: Mapping[str, Any] | PartitionUnavailableError) -> bool:
         return not isinstance(plan, Mapping) or (
             isinstance(plan.get(hidden), Unavailable) and all(_takes_from(plan, name) for name in others)
         )
 
-    plan = trial.until(lambda: _plan_in_outage(trial, coordinator, last, readable), told)
+    plan = trial.until(lambda: _plan_in_outage(trial, coordinator, last, readable), is_answered)
     if isinstance(plan, PartitionUnavailableError):
         return
     if not isinstance(plan.get(hidden), Unavailable):

@@ -1,4 +1,4 @@
-"""The conformance suite for state backends: does a `StateBackend` do what exactly-once relies on?
+"""The conformance suite for state backends: whether a `StateBackend` does what exactly-once relies on.
 
     print(check_state_backend("mine://somewhere"))
 

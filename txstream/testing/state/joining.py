@@ -237,7 +237,7 @@ def identity_is_kept(trial: StateTrial) -> None:
 @CHECKS.promise(
     "delete-forgets-one-topology",
     "`delete` removes one topology's fence and ledger, and on request its state tables, whose names it "
-    "returns; other topologies keep theirs. The topology can then start anew.",
+    "returns; other topologies keep theirs. The topology can then start from nothing.",
     "delete by topology; drop the tables that it owns",
 )
 def delete_forgets_one_topology(trial: StateTrial) -> None:
@@ -247,7 +247,7 @@ def delete_forgets_one_topology(trial: StateTrial) -> None:
     delete, name = life.store.delete, life.topology
     with other.unchanged("deleting another topology"):
         kept = trial.ask("the topology is deleted", delete, name, drop_state=False)
-        trial.require("the tables dropped when told to keep them", [], kept)
+        trial.require("the tables dropped when asked to keep them", [], kept)
         life.is_unknown("of a topology that was deleted")
         life.holds({"a": 1}, "that were to be kept")
         dropped = trial.ask("the topology is deleted with its state", delete, name, drop_state=True)

@@ -292,5 +292,5 @@ def other_processes_see_it(trial: StateTrial) -> None:
     run = partial(subprocess.run, command, capture_output=True, text=True, timeout=trial.deadline_seconds)
     done = trial.ask("another process reads", run)
     if done.returncode != 0 or done.stdout.strip() != "True":
-        told = (done.stderr.strip().splitlines() or ["the values differ"])[-1]
-        trial.fail("the committed values in another process", told[:300])
+        problem = (done.stderr.strip().splitlines() or ["the values differ"])[-1]
+        trial.fail("the committed values in another process", problem[:300])
