@@ -160,7 +160,7 @@ HOLES = (
         "hole 6",
         "a log that was cut back and has grown past our place does not have it any more",
         "spouts/kafka_leader_epochs.py",
-        "if told is not None and told.end < end:",
+        "if found is not None and found.end < end:",
         "if False:",
         f"{proofs.KAFKA_EPOCHS}::test_a_log_that_was_cut_back_and_has_grown_again",
     ),
