@@ -17,9 +17,8 @@ from txstream.api.errors import PartitionUnavailableError
 from txstream.api.spouts import SpoutContext, Unavailable
 from txstream.batch_metas import BatchMetas
 from txstream.embedded import EmbeddedKafka
-from txstream.inspect.fsck_source import KAFKA_SOURCE
 from txstream.inspect.snapshot import Snapshot
-from txstream.inspect.source_now import SourceNow, source_now
+from txstream.inspect.source import KAFKA_SOURCE, SourceNow, source_now
 from txstream.settings import Settings
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 

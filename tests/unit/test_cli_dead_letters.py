@@ -22,8 +22,8 @@ from txstream.api.errors import UsageError
 from txstream.cli import status
 from txstream.cli.main import main
 from txstream.dead_letters import DeadLetter
-from txstream.inspect import source_now
-from txstream.inspect.source_now import SourceNow
+from txstream.inspect import source
+from txstream.inspect.source import SourceNow
 from txstream.settings import Settings
 from txstream.state import open_database
 from txstream.state.dead_letters import retried_in
@@ -217,7 +217,7 @@ def test_status_says_how_many_are_dead(
 ) -> None:
     zookeeper = MemoryZooKeeper()
     monkeypatch.setattr(status, "open_zookeeper", zookeeper.opened)
-    monkeypatch.setattr(source_now, "source_now", lambda *_: SourceNow(1))
+    monkeypatch.setattr(source, "source_now", lambda *_: SourceNow(1))
     zookeeper.run_topology("words")
 
     def told(*more: str) -> str:

@@ -512,7 +512,7 @@ def test_a_source_of_the_users_needs_the_code(make_site: Any) -> None:
 
 
 def test_settings_without_kafka_leave_it_unchecked() -> None:
-    from txstream.inspect.fsck_source import source_of
+    from txstream.inspect.source import source_of
     from txstream.zookeeper import Identity
 
     kafka = Identity.new(Semantics.OPAQUE, "txstream.spouts.kafka.KafkaSource", {"topics": ["lines"]}, ())

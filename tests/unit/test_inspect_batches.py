@@ -22,8 +22,8 @@ from txstream.batch_metas import BatchMetas
 from txstream.cli import failures_shown as failing, status
 from txstream.cli.main import main
 from txstream.failing_batch import FailingBatch, Wait
-from txstream.inspect import ledgers, source_now
-from txstream.inspect.source_now import SourceNow
+from txstream.inspect import ledgers, source
+from txstream.inspect.source import SourceNow
 from txstream.settings import Settings
 from txstream.state import StateDatabase
 from txstream.transaction import Txid, attempt_id
@@ -325,7 +325,7 @@ def test_status_says_what_the_source_answers_now(
     monkeypatch.setattr(status, "open_zookeeper", zookeeper.opened)
     zookeeper.run_topology("words")
     answers: list[SourceNow] = []
-    monkeypatch.setattr(source_now, "source_now", lambda settings, snapshot: answers[-1])
+    monkeypatch.setattr(source, "source_now", lambda settings, snapshot: answers[-1])
 
     def told(answer: SourceNow, *more: str) -> str:
         answers.append(answer)

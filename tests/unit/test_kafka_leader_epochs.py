@@ -13,7 +13,7 @@ import pytest
 
 from txstream.api.errors import DataLostError
 from txstream.api.spouts import SpoutContext, Unavailable
-from txstream.inspect.fsck_source import asked
+from txstream.inspect.source import asked
 from txstream.spouts import kafka_coordinator
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator

@@ -23,7 +23,7 @@ from txstream.batch_metas import BatchMetas
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.batch.recorded_calls import Call, CallKind, recorded
 from txstream.engine.local_runner import InProcessRunner
-from txstream.testing.calls import CallFile, CallList
+from txstream.testing.attempts import CallFile, CallList
 
 
 class Chunky(BatchBolt):

@@ -46,7 +46,7 @@ from txstream.engine.batch.recorded_calls import recorded
 from txstream.engine.run import start
 from txstream.engine.start.driver import Driver
 from txstream.testing import InProcessRunner, TopologyTest, run_bolt
-from txstream.testing.calls import CallList
+from txstream.testing.attempts import CallList
 from txstream.transaction import TransactionAttempt
 
 # --- errors ----------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.transaction import AttemptId, Epoch, Txid, attempt_id
 from txstream.zookeeper import Identity
-from txstream.zookeeper.znode_size import COMPRESSED_PAST_BYTES, MAX_REQUEST_BYTES
 from txstream.zookeeper.znode_values import (
+    COMPRESSED_PAST_BYTES,
+    MAX_REQUEST_BYTES,
     StoredBatch,
     StoredCurrent,
     StoredEpoch,

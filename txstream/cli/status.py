@@ -39,7 +39,7 @@ from txstream.wording import counted, in_order
 if TYPE_CHECKING:
     from txstream.inspect.records import TopologyStatus, TopologySummary
     from txstream.inspect.snapshot import Snapshot
-    from txstream.inspect.source_now import SourceNow
+    from txstream.inspect.source import SourceNow
     from txstream.placement import Assignment
     from txstream.settings import Settings
     from txstream.zookeeper import Request
@@ -158,7 +158,7 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         # Of a database that was not looked at, nobody knows.
         dead = None if databases.missing else number_dead(topology_id, databases.opened)
         found = status_of(settings, snapshot, zookeeper.standbys(topology_id))
-    from txstream.inspect.source_now import source_now  # with pyarrow, so only once the services are there
+    from txstream.inspect.source import source_now  # with pyarrow, so only once the services are there
 
     warn_of_missing(databases.missing)
     last = max((one.last for one in snapshot.databases if one.last), key=lambda row: row.txid, default=None)

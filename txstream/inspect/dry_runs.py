@@ -37,8 +37,8 @@ from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.commit.committer import merged_deltas
 from txstream.engine.loop.retries import Retries
 from txstream.inspect.databases import Databases, topology_databases, tracks_tuples, with_states_of
-from txstream.inspect.fsck_source import asked
 from txstream.inspect.ledgers import COMMITTED, no_such_txid
+from txstream.inspect.source import asked
 from txstream.inspect.tables import place_of_table
 from txstream.settings import Settings
 from txstream.transaction import TransactionAttempt, Txid

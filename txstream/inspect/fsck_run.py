@@ -20,10 +20,10 @@ from txstream.inspect.databases import (
     with_states_of,
 )
 from txstream.inspect.fsck_progress import check_all
-from txstream.inspect.fsck_source import check_source, source_of
 from txstream.inspect.plain_metas import codec_of
 from txstream.inspect.records import Finding, FsckReport, MissingDatabase, Severity
 from txstream.inspect.snapshot import Depth, OpenStore, Snapshot, take
+from txstream.inspect.source import check_source, source_of
 from txstream.settings import Settings
 from txstream.wording import counted
 

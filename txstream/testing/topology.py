@@ -24,8 +24,7 @@ from txstream.fault_points import At, Point, nobody_listens
 from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.spouts.failure_markers import CrashError
-from txstream.testing.attempts import Attempt, History, Row
-from txstream.testing.calls import CallFile, CallList, CallLog
+from txstream.testing.attempts import Attempt, CallFile, CallList, CallLog, History, Row
 from txstream.testing.clock import ManualClock
 from txstream.testing.control import Control, NotReachedError
 from txstream.testing.driver import World

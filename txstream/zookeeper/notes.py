@@ -24,8 +24,16 @@ from txstream.transaction import FIRST_TXID, Epoch, Txid
 from txstream.zookeeper.fenced_tree import FencedTree
 from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.tree import Create, Delete, LostAnswerError, Operation, SetData
-from txstream.zookeeper.znode_size import MAX_DOCUMENT_BYTES, pack, unpack
-from txstream.zookeeper.znode_values import StoredEpoch, parse_object, take, take_attempt, take_time
+from txstream.zookeeper.znode_values import (
+    MAX_DOCUMENT_BYTES,
+    StoredEpoch,
+    pack,
+    parse_object,
+    take,
+    take_attempt,
+    take_time,
+    unpack,
+)
 
 log = logging.getLogger(__name__)
 

@@ -1,18 +1,22 @@
-"""Checks that the source still has what the topology needs: stored plans, and each partition's next place.
+"""A topology's source at this moment: whether it still has what the topology needs (stored plans, and each
+partition's next place), and how far the topology is behind.
 
 It asks the source's own coordinator, as a run does, and changes nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import DataLostError, TxstreamError
 from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, SpoutContext, Unavailable
 from txstream.batch_metas import BatchMetas, MetaCodec, is_empty
+from txstream.inspect.plain_metas import positions
 from txstream.inspect.records import Finding, Severity
 from txstream.settings import Settings
 from txstream.transaction import Txid
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from txstream.inspect.snapshot import Snapshot
     from txstream.zookeeper import Identity
 
+_ASK_SECONDS = 0.5  # for each of connecting and asking: a person waits
 KAFKA_SOURCE = "txstream.spouts.kafka.KafkaSource"
 _CERTAIN_SECONDS = 5.0
 _BETWEEN_SECONDS = 0.1
@@ -177,3 +182,47 @@ def _unavailable(name: str, answer: Unavailable) -> Finding:
         "partition-unavailable", Severity.WARNING, f"partition {name}", answer.reason,
         "whether its data is there is only known when it can be read again",
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SourceNow:
+    """`lag_records` are those after the last committed batch, `unavailable` the partitions that cannot be
+    read now, with the reasons. If the lag is None, `unknown` says why, unless it is for these partitions."""
+
+    lag_records: int | None = None
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    unknown: str | None = None
+
+
+def source_now(settings: Settings, snapshot: Snapshot) -> SourceNow:
+    """Ask the source of a snapshot. Only Kafka can be asked without the topology's code."""
+    source, progress = source_of(snapshot.identity, None, settings), snapshot.progress
+    if source is None or progress is None:
+        return SourceNow(unknown="its source is only known to the topology's code")
+    codec = MetaCodec(source.meta_type)
+    committed = progress.batches.get(Txid(progress.current - 1))
+    seconds = min(_ASK_SECONDS, settings.connect_timeout_seconds)
+    context = SpoutContext("status", "status", settings.addresses(), seconds, seconds)
+    try:
+        metas = {} if committed is None else committed.metas.positions()
+        places = {name: codec.decode_meta(meta, name) for name, meta in metas.items()}
+        with _left_to_close(source.coordinator(context)) as coordinator:
+            # `targets` waits for partitions that are away; a plan says at once which they are.
+            answers = coordinator.plan(places, 1)
+            away = {name: one.reason for name, one in answers.items() if isinstance(one, Unavailable)}
+            if away:
+                return SourceNow(unavailable=away)
+            if committed is not None and None in positions(committed.metas).values():
+                return SourceNow(unknown="it is not decided yet where each partition begins")
+            return SourceNow(coordinator.lag_records(places, coordinator.targets()))
+    except TxstreamError as error:
+        return SourceNow(unknown=str(error))
+
+
+@contextlib.contextmanager
+def _left_to_close(coordinator: PartitionCoordinator[Any]) -> Iterator[PartitionCoordinator[Any]]:
+    """Close it beside: it may still wait for a server that does not answer."""
+    try:
+        yield coordinator
+    finally:
+        threading.Thread(target=coordinator.close, name="txstream-status-close", daemon=True).start()
