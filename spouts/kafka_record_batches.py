@@ -248,8 +248,8 @@ def _records(batch: RecordBatch) -> list[Any]:
     attributes, time = (0, 0) if batch.append_time is None else (_LOG_APPEND_TIME, batch.append_time)
     last_delta = batch.following - batch.base - 1
     header = _HEADER.pack(
-        *(batch.base, 0, -1, 2, 0, attributes, last_delta, batch.first_time, time, -1, -1, -1, batch.records)
-    )
+        batch.base, 0, -1, 2, 0, attributes, last_delta, batch.first_time, time, -1, -1, -1, batch.records
+    )  # fmt: skip
     try:
         return list(DefaultRecordBatch(header + bytes(batch.body[batch.records_at :])))
     except CorruptRecordError as error:

@@ -16,9 +16,9 @@ Entry = tuple[str, Mapping[bytes, bytes]]
 _SHOWN_BYTES = 60
 _TEXT = pa.string()
 _KNOWN = (
-    *(pa.string(), pa.binary(), pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64()),
-    *(pa.float32(), pa.float64(), pa.date32(), pa.timestamp("us", tz="UTC"), pa.timestamp("us")),
-)
+    pa.string(), pa.binary(), pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(),
+    pa.float32(), pa.float64(), pa.date32(), pa.timestamp("us", tz="UTC"), pa.timestamp("us"),
+)  # fmt: skip
 
 
 class BadEntryError(Exception):

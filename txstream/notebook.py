@@ -37,8 +37,12 @@ def topology_html(topology: Topology) -> str:
         document = topology.to_document()
         rows = [
             [
-                *(one["id"], one["class"], ", ".join(given["component"] for given in one["inputs"])),
-                *(one["slots"], one["tasks"], one["phase"]),
+                one["id"],
+                one["class"],
+                ", ".join(given["component"] for given in one["inputs"]),
+                one["slots"],
+                one["tasks"],
+                one["phase"],
             ]
             for one in document["components"]
         ]

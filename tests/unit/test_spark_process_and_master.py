@@ -129,7 +129,7 @@ def cluster(executors: list[int], master: str = "spark://h:1", **conf: str) -> A
 def test_a_master_that_gives_no_executor_is_told_once_and_waited_for() -> None:
     told: list[str] = []
     context = cluster([1] * 9 + [2], spark_executor_cores="4", spark_executor_memory="2g")
-    await_executor(context, patience_seconds=0.3, wait=lambda _: False, tell=told.append)
+    await_executor(context, patience_seconds=0.3, wait=lambda _: False, warn=told.append)
     (message,) = told
     for word in ("spark://h:1", "4 free core(s)", "2g of memory", "spark.executor.memory"):
         assert word in message
@@ -137,7 +137,7 @@ def test_a_master_that_gives_no_executor_is_told_once_and_waited_for() -> None:
 
 def test_waiting_for_an_executor_ends_when_the_run_is_stopped() -> None:
     told: list[str] = []
-    await_executor(cluster([1]), patience_seconds=1, wait=lambda _: True, tell=told.append)
+    await_executor(cluster([1]), patience_seconds=1, wait=lambda _: True, warn=told.append)
     assert not told
 
 
@@ -145,7 +145,7 @@ def test_waiting_for_an_executor_ends_when_the_run_is_stopped() -> None:
     "context", [cluster([], "local[2]"), cluster([], spark_dynamicAllocation_enabled="true")]
 )
 def test_nobody_waits_where_executors_come_with_jobs(context: Any) -> None:
-    await_executor(context, patience_seconds=0, wait=lambda _: False, tell=lambda _: None)
+    await_executor(context, patience_seconds=0, wait=lambda _: False, warn=lambda _: None)
 
 
 @pytest.mark.parametrize(

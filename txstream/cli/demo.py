@@ -223,13 +223,13 @@ def _count(here: Demo) -> Result:
 
 def _arguments(here: Demo) -> list[str]:
     return [
-        *("run", _WORD_COUNT, "--id", here.name, "--until", "caught-up", "--json"),
-        *("-p", f"topic={here.name}", "-p", f"table={here.table}", "-p", f"semantics={here.semantics}"),
-        *("-p", f"max_records_per_partition={here.records_per_partition}"),
-        *("--data-dir", str(here.settings.data_dir), "--session-timeout", f"{_SESSION_SECONDS:g}"),
-        *("--connect-timeout", f"{here.settings.connect_timeout_seconds:g}"),
+        "run", _WORD_COUNT, "--id", here.name, "--until", "caught-up", "--json",
+        "-p", f"topic={here.name}", "-p", f"table={here.table}", "-p", f"semantics={here.semantics}",
+        "-p", f"max_records_per_partition={here.records_per_partition}",
+        "--data-dir", str(here.settings.data_dir), "--session-timeout", f"{_SESSION_SECONDS:g}",
+        "--connect-timeout", f"{here.settings.connect_timeout_seconds:g}",
         *(["--debug"] if here.cli.debug else []),
-    ]
+    ]  # fmt: skip
 
 
 def _environment(here: Demo) -> dict[str, str]:

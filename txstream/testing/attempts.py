@@ -250,9 +250,9 @@ class CallFile:
 
     def __call__(self, call: Call) -> None:
         document = [
-            *(call.attempt.txid, call.attempt.attempt),
-            *(call.phase, call.component, call.task, call.kind, call.tuples),
-        ]
+            call.attempt.txid, call.attempt.attempt,
+            call.phase, call.component, call.task, call.kind, call.tuples,
+        ]  # fmt: skip
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(file, json.dumps(document).encode() + b"\n")

@@ -128,7 +128,9 @@ def _warn_of_partitions(session: SparkSession) -> None:
         log.warning(
             "each shuffle of a DataFrame bolt will be %d Spark tasks, however small the batch; set %s to "
             "about %d in this SparkSession",
-            *(partitions, _SHUFFLE_PARTITIONS, cores),
+            partitions,
+            _SHUFFLE_PARTITIONS,
+            cores,
         )
 
 

@@ -48,14 +48,14 @@ class SparkEngine:
         session: SparkSession | None = None,
         *,
         pause: Callable[[float], bool],
-        tell_state: Callable[[str], None] = log.debug,
+        report_state: Callable[[str], None] = log.debug,
     ) -> None:
         self._settings = settings
         self._app_name = app_name
         self._conf = conf
         self._session = session
         self._pause = pause
-        self._tell_state = tell_state
+        self._report_state = report_state
         self._forget()
 
     def _forget(self) -> None:
@@ -85,7 +85,7 @@ class SparkEngine:
             if self._context is not None:
                 return self._context
         self.__exit__(None, None, None)
-        self._tell_state("starting Spark")
+        self._report_state("starting Spark")
         settings = self._settings
         if self._session is None:
             context = self._opened.enter_context(
@@ -108,9 +108,9 @@ class SparkEngine:
         with self._given_up_on_stop():
             for path in settings.py_files:
                 context.addPyFile(str(Path(path).resolve()))
-            self._tell_state(f"waiting for an executor of {context.master}")
+            self._report_state(f"waiting for an executor of {context.master}")
             await_executor(
-                context, patience_seconds=settings.connect_timeout_seconds, wait=self._pause, tell=log.warning
+                context, patience_seconds=settings.connect_timeout_seconds, wait=self._pause, warn=log.warning
             )
         return context
 

@@ -89,11 +89,11 @@ def await_executor(
     *,
     patience_seconds: float,
     wait: Callable[[float], bool],
-    tell: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> None:
     """Block until a cluster has given the first executor. `wait` pauses, and returns True to give up.
 
-    After `patience_seconds`, `tell` is called once with the reason. A master that lacks cores or memory gives
+    After `patience_seconds`, `warn` is called once with the reason. A master that lacks cores or memory gives
     no executor until it has them, and every batch would time out in the meantime.
     """
     conf = context._conf
@@ -105,7 +105,7 @@ def await_executor(
             return
         waited += _POLL_SECONDS
         if waited - _POLL_SECONDS < patience_seconds <= waited:
-            tell(
+            warn(
                 f"{context.master} has accepted the run, but gives it no executor: no worker has "
                 f"{conf.get('spark.executor.cores', 'a')} free core(s) and "
                 f"{conf.get('spark.executor.memory', '1g')} of memory; free some, or ask for less "

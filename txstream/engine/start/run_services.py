@@ -249,15 +249,18 @@ class RunServices:
                 conf = {"spark.driver.extraJavaOptions": JAVA_OPTIONS, **conf}  # here Java's own work counts
             conf = {**worker_settings(topology.workers, slots, self._settings.master), **conf}
 
-        def tell_state(state: str) -> None:
+        def report_state(state: str) -> None:
             self._engine_state = state
             if self._is_engine_awaited:
                 self.state = state
 
         self._engine = SparkEngine(
-            *(self._settings, f"txstream {topology.id}", conf, spark),
+            self._settings,
+            f"txstream {topology.id}",
+            conf,
+            spark,
             pause=self.workers.pause,
-            tell_state=tell_state,
+            report_state=report_state,
         )
         return self._engine
 

@@ -22,20 +22,20 @@ class Readiness:
     no other fails: a start that would be refused must not cost a Spark. A failure is logged once, and the
     step is taken again in the next turn: an outage does not end a standby. What is not ready at the election
     is made ready then, as on a cold standby, and its errors are raised then. `pause` returns True when the
-    run is to end. `tell_ready` is called each time everything has become ready.
+    run is to end. `report_ready` is called each time everything has become ready.
     """
 
     def __init__(
         self,
         steps: Mapping[str, Callable[[], object]],
         pause: Callable[[float], bool],
-        tell_ready: Callable[[], None],
+        report_ready: Callable[[], None],
     ) -> None:
         self.is_ready = False
         self._steps = steps
         self._has_begun = False
         self._pause = pause
-        self._tell_ready = tell_ready
+        self._report_ready = report_ready
         self._ended = threading.Event()
         self._waiting = Waiting(pause)
         self._thread = threading.Thread(target=self._main, name="txstream-ready", daemon=True)
@@ -75,4 +75,4 @@ class Readiness:
                 self._waiting.end(what)
         was_ready, self.is_ready = self.is_ready, not self._waiting.waits
         if self.is_ready and not was_ready:
-            self._tell_ready()
+            self._report_ready()

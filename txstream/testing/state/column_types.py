@@ -23,17 +23,17 @@ CHECKS = Promises(StateCheck)
 # Pairs that some collation treats as equal, and some whose order in UTF-16 differs from that of their
 # characters.
 _TEXTS = [
-    *("", " ", "  ", "a", "A", "a ", "a  ", " a", "á", "a\u0301", "ß", "ss", "i", "I", "\u0131", "\u0130"),
-    *("NULL", "null", "\\", "\\\\", '"', "'", "''", "{", "}", "{}", ",", "%s", ":x", "?", "\n", "\r\n", "\t"),
-    *("\x01", "\u2028", "\ufeff", "\uffff", "\U0001f980", "\U0010ffff", "日本", "0", "00", "1e0"),
+    "", " ", "  ", "a", "A", "a ", "a  ", " a", "á", "a\u0301", "ß", "ss", "i", "I", "\u0131", "\u0130",
+    "NULL", "null", "\\", "\\\\", '"', "'", "''", "{", "}", "{}", ",", "%s", ":x", "?", "\n", "\r\n", "\t",
+    "\x01", "\u2028", "\ufeff", "\uffff", "\U0001f980", "\U0010ffff", "日本", "0", "00", "1e0",
 ]  # fmt: skip
 _BYTES = [b"", b"\0", b"\0\0", b" ", b"a", b"A", b"a\0", b"\\x00", b"\\", b'"', b"\xff", bytes(range(256))]
 _DOUBLES = [0.0, -1.5, 0.1, 0.30000000000000004, 5e-324, -1.5e300, 1.7976931348623157e308, 2.0**53]
 _FLOATS = [0.0, -1.5, 0.10000000149011612, 1.401298464324817e-45, 3.4028234663852886e38]
 _LONG: dict[str, list[Any]] = {"string": ["ä🦀" * 50_000], "binary": [_BYTES[-1] * 400]}
 _TIMES = [
-    *(datetime(1, 1, 1), datetime(1969, 12, 31, 23, 59, 59, 999999), datetime(2026, 3, 29, 2, 30)),
-    *(datetime(2026, 3, 29, 1, 30, 0, 1), datetime(9999, 12, 31, 23, 59, 59, 999999)),
+    datetime(1, 1, 1), datetime(1969, 12, 31, 23, 59, 59, 999999), datetime(2026, 3, 29, 2, 30),
+    datetime(2026, 3, 29, 1, 30, 0, 1), datetime(9999, 12, 31, 23, 59, 59, 999999),
 ]  # fmt: skip
 
 
@@ -240,10 +240,10 @@ def what_not_every_store_keeps_is_refused(trial: StateTrial) -> None:
 
 
 _NO_COLUMN = (
-    *(pa.list_(pa.int64()), pa.struct([("a", pa.int64())]), pa.map_(pa.string(), pa.int64()), pa.uint64()),
-    *(pa.duration("us"), pa.time64("us"), pa.timestamp("ns"), pa.timestamp("ms")),
-    *(pa.timestamp("us", "Europe/Berlin"), pa.large_string(), pa.large_binary(), pa.decimal128(10, -2)),
-)
+    pa.list_(pa.int64()), pa.struct([("a", pa.int64())]), pa.map_(pa.string(), pa.int64()), pa.uint64(),
+    pa.duration("us"), pa.time64("us"), pa.timestamp("ns"), pa.timestamp("ms"),
+    pa.timestamp("us", "Europe/Berlin"), pa.large_string(), pa.large_binary(), pa.decimal128(10, -2),
+)  # fmt: skip
 
 
 @CHECKS.promise(
