@@ -12,7 +12,7 @@ from txstream.api.errors import UsageError
 from txstream.cli.context import Cli, ask
 from txstream.cli.databases import warn_of_missing
 from txstream.cli.inspection import moment_of, shown_time
-from txstream.cli.operate import Later, Timeout, ask as request, opened, tell
+from txstream.cli.operate import Later, Timeout, ask as request, opened, print_answer
 from txstream.cli.options import Id, command
 from txstream.cli.tables import escaped, quoted
 from txstream.inspect.json_documents import document
@@ -156,9 +156,9 @@ def retry(
     """Process dead letters again, with the code that runs now. What fails again stays."""
     body = {} if component is None else {"components": component}
     with opened(cli, topology_id) as zookeeper:
-        request_id, told = request(zookeeper, topology_id, "retry", body, timeout, later=later)
-    line = "retries its dead letters" if told is not None else "is to retry its dead letters"
-    tell(cli, topology_id, request_id, told, told or {}, line)
+        request_id, answer = request(zookeeper, topology_id, "retry", body, timeout, later=later)
+    line = "retries its dead letters" if answer is not None else "is to retry its dead letters"
+    print_answer(cli, topology_id, request_id, answer, answer or {}, line)
 
 
 def drop(

@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status if isinstance(status, int) else 0
     except TxstreamError as error:
         _show_story(error, verbose=verbose)
-        _tell(error, str(error), debug=debug)
+        _report(error, str(error), debug=debug)
         return error.exit_status
     except (KeyboardInterrupt, typer.Abort):
         print_error("txstream: interrupted")
@@ -125,9 +125,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except Exception as error:  # noqa: BLE001 - the last resort of a command
         if isinstance(error, _parser_errors()):
-            _tell_usage(error)
+            _report_usage(error)
             return _USAGE_STATUS
-        _tell(error, f"unexpected {type(error).__name__}: {error}", debug=debug)
+        _report(error, f"unexpected {type(error).__name__}: {error}", debug=debug)
         return 1
 
 
@@ -158,7 +158,7 @@ def _parser_errors() -> tuple[type[BaseException], ...]:
     return (own[own.index(Exception) - 1],)
 
 
-def _tell_usage(error: BaseException) -> None:
+def _report_usage(error: BaseException) -> None:
     """Print the parser's error in one line, with the `--help` command that explains it."""
     message = getattr(error, "format_message", lambda: str(error))()
     if type(error).__name__ == "NoArgsIsHelpError":  # no public name to import; its message is the help
@@ -188,7 +188,7 @@ def _show_story(error: TxstreamError, *, verbose: bool) -> None:
             print_error(line)
 
 
-def _tell(error: BaseException, sentence: str, *, debug: bool) -> None:
+def _report(error: BaseException, sentence: str, *, debug: bool) -> None:
     if debug:
         print_error("".join(traceback.format_exception(error)).rstrip())
     hidden = bool(getattr(error, "__notes__", None)) or not isinstance(error, TxstreamError)

@@ -53,40 +53,40 @@ def scale(
     """Change the slots of a running topology's components. Later runs keep them."""
     asked = parse_slots(slots)
     with opened(cli, topology_id) as zookeeper:
-        request_id, told = ask(zookeeper, topology_id, "scale", asked, timeout, later=later)
-    before: Mapping[str, int] = {} if told is None else told["before"]
+        request_id, answer = ask(zookeeper, topology_id, "scale", asked, timeout, later=later)
+    before: Mapping[str, int] = {} if answer is None else answer["before"]
     changes = {name: {"before": before.get(name), "asked": asked[name]} for name in sorted(asked)}
-    tell(
+    print_answer(
         cli,
         topology_id,
         request_id,
-        told,
+        answer,
         {"slots": changes},
-        *(_change(name, before.get(name), asked[name], told is not None) for name in sorted(asked)),
+        *(_change(name, before.get(name), asked[name], answer is not None) for name in sorted(asked)),
     )
 
 
 def pause(cli: Cli, topology_id: Id, timeout: Timeout = 30.0, later: Later = False) -> None:
     """Open no further batch until `txstream resume`. Open ones finish; later runs begin paused."""
     with opened(cli, topology_id) as zookeeper:
-        request_id, told = ask(zookeeper, topology_id, "pause", {}, timeout, later=later)
+        request_id, answer = ask(zookeeper, topology_id, "pause", {}, timeout, later=later)
     line = "is to be paused"
-    if told is not None:
-        already = f" already, {_since(told)}" if told["already"] else ""
-        after = told["after"]
+    if answer is not None:
+        already = f" already, {_since(answer)}" if answer["already"] else ""
+        after = answer["after"]
         nothing = "its spouts are not asked" if after is None else f"nothing is opened after txid {after}"
         line = f"is paused{already}; {nothing}"
-    tell(cli, topology_id, request_id, told, told or {}, line)
+    print_answer(cli, topology_id, request_id, answer, answer or {}, line)
 
 
 def resume(cli: Cli, topology_id: Id, timeout: Timeout = 30.0, later: Later = False) -> None:
     """Open batches again after `txstream pause`."""
     with opened(cli, topology_id) as zookeeper:
-        request_id, told = ask(zookeeper, topology_id, "resume", {}, timeout, later=later)
+        request_id, answer = ask(zookeeper, topology_id, "resume", {}, timeout, later=later)
     line = "is to go on"
-    if told is not None:
-        line = "was not paused" if told["since"] is None else f"goes on; it was paused {_since(told)}"
-    tell(cli, topology_id, request_id, told, told or {}, line)
+    if answer is not None:
+        line = "was not paused" if answer["since"] is None else f"goes on; it was paused {_since(answer)}"
+    print_answer(cli, topology_id, request_id, answer, answer or {}, line)
 
 
 def stop(
@@ -103,8 +103,8 @@ def stop(
     with opened(cli, topology_id) as zookeeper:
         leader = zookeeper.leader(topology_id)
         body = {} if at is None else {"at": at}
-        request_id, told = ask(zookeeper, topology_id, "stop", body, timeout)
-        after = (told or {})["after"]
+        request_id, answer = ask(zookeeper, topology_id, "stop", body, timeout)
+        after = (answer or {})["after"]
         # A new leader means that the old one has ended; it is a standby, which will end soon.
         ended = at is None and wait_until(lambda: zookeeper.leader(topology_id) != leader, timeout)
     if at is None and not ended:
@@ -116,11 +116,11 @@ def stop(
             f"`txstream status {topology_id}` shows what it waits for"
         )
     line = "ended" if after is None else f"{'ended' if ended else 'ends'} after txid {after}"
-    tell(cli, topology_id, request_id, told, {"after": after, "ended": ended}, line)
+    print_answer(cli, topology_id, request_id, answer, {"after": after, "ended": ended}, line)
 
 
-def _since(told: Mapping[str, Any]) -> str:
-    return f"since {shown_time(datetime.fromisoformat(told['since']))} by {told['by']}"
+def _since(answer: Mapping[str, Any]) -> str:
+    return f"since {shown_time(datetime.fromisoformat(answer['since']))} by {answer['by']}"
 
 
 @contextlib.contextmanager
@@ -143,7 +143,7 @@ def ask(
     *,
     later: bool | None = None,
 ) -> tuple[str, Mapping[str, Any] | None]:
-    """Make a request and wait for the answer. Return the request's id and what the driver tells. With `later`
+    """Make a request and wait for the answer. Return the request's id and what the driver answers. With `later`
     do not wait, and return None for the answer; `later` is None for requests that cannot wait. Raises
     NotRunningError when nobody could answer, UsageError when the driver refuses."""
     from txstream.zookeeper import Kind
@@ -171,21 +171,21 @@ def ask(
     return request_id, answer.told
 
 
-def tell(
+def print_answer(
     cli: Cli,
     topology_id: str,
     request_id: str,
-    told: Mapping[str, Any] | None,
+    answer: Mapping[str, Any] | None,
     document: Mapping[str, Any],
     *lines: str,
 ) -> None:
     if cli.as_json:
-        applied = {"topology": topology_id, "request": request_id, "applied": told is not None}
+        applied = {"topology": topology_id, "request": request_id, "applied": answer is not None}
         cli.print_json({**applied, **document})
         return
     for line in lines:
         cli.print(f"{topology_id}: {line}")
-    if told is None:
+    if answer is None:
         cli.say("the request is stored; the driver that runs the topology, now or next, carries it out")
 
 

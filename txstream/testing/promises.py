@@ -85,7 +85,7 @@ class Trial:
         except NoAnswerError as error:
             self.fail(f"an answer when {what}", f"none within {self.deadline_seconds:g} s", cause=error)
         except Exception as error:  # noqa: BLE001 - every failure of the thing under test is reported
-            self.fail(f"an answer when {what}", tell(error), cause=error)
+            self.fail(f"an answer when {what}", described(error), cause=error)
 
     def outcome(
         self, what: str, call: Callable[..., Answer], *arguments: Any, **options: Any
@@ -192,5 +192,5 @@ def run_checks(
     return report(tuple(kept), tuple(not_applicable))
 
 
-def tell(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

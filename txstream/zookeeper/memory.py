@@ -93,7 +93,7 @@ class MemoryTree:
         watch = (path, changed)
         with self._lock:
             self._watches.append(watch)
-        _tell(*watch)
+        _notify(*watch)
 
         def stop() -> None:
             with self._lock, contextlib.suppress(ValueError):
@@ -151,7 +151,7 @@ class MemoryTree:
             after = [self._nodes.get(path) for path, _ in self._watches]
             changed = [w for w, b, a in zip(self._watches, before, after, strict=True) if b != a]
         for watch in changed:
-            _tell(*watch)
+            _notify(*watch)
 
     def _apply_all(self, operations: Sequence[Operation]) -> None:
         nodes = dict(self._nodes)
@@ -194,7 +194,7 @@ class _Stoppable:
             raise WaitStoppedError("stopped while a write was being repeated")
 
 
-def _tell(path: str, changed: Callable[[], None]) -> None:
+def _notify(path: str, changed: Callable[[], None]) -> None:
     try:
         changed()
     except Exception:

@@ -104,7 +104,7 @@ class RunServices:
             self._stack.push(self._engine)
         is_warm = self._wait_for_leadership and self._settings.standby == WARM
         readiness = Readiness(
-            self._steps(plan, codec) if is_warm else {}, self.workers.pause, self._tell_ready
+            self._steps(plan, codec) if is_warm else {}, self.workers.pause, self._report_ready
         )
         self._stack.callback(readiness.end)
         self._leadership = Leadership(zookeeper, topology_id, WARM if is_warm else COLD)
@@ -140,7 +140,7 @@ class RunServices:
             steps["Spark"] = partial(self._on_engine, partial(self._engine.keep_warm, plan))
         return steps
 
-    def _tell_ready(self) -> None:
+    def _report_ready(self) -> None:
         self.state = "standing by, ready to take over"
         self._warn(f"topology {self._topology.id!r}: this standby is warm, ready to take over")
 

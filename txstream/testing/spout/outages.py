@@ -9,7 +9,7 @@ from typing import Any
 from txstream.api.errors import DataLostError, PartitionUnavailableError
 from txstream.api.spouts import PartitionCoordinator, PartitionEmitter, Unavailable
 from txstream.batch_metas import BatchMetas, is_empty
-from txstream.testing.promises import NotApplicableError, Promises, tell
+from txstream.testing.promises import NotApplicableError, Promises, described
 from txstream.testing.spout.harness import Row
 from txstream.testing.spout.rows import same, show
 from txstream.testing.spout.trial import Batch, Metas, SpoutCheck, SpoutTrial, joined, places_after
@@ -62,7 +62,7 @@ def _plan_in_outage(
     if isinstance(answer, PartitionUnavailableError) and all_away:
         return answer
     if isinstance(answer, Exception):
-        trial.fail("a plan in an outage", tell(answer), cause=answer)
+        trial.fail("a plan in an outage", described(answer), cause=answer)
     return answer
 
 
@@ -171,7 +171,7 @@ def reads_again_after_an_outage(trial: SpoutTrial) -> None:
     trial.harness.show(partition)
     outcome = _read_until(trial, emitter, planned, list)
     if isinstance(outcome, Exception):
-        trial.fail(f"the {len(rows)} rows of partition {partition!r}", tell(outcome), cause=outcome)
+        trial.fail(f"the {len(rows)} rows of partition {partition!r}", described(outcome), cause=outcome)
     trial.require_same({partition: rows}, {partition: outcome}, "read after the outage", {partition: meta})
 
 
@@ -200,7 +200,7 @@ def unreadable_names_what_cannot_be_read(trial: SpoutTrial) -> None:
         if isinstance(answer, PartitionUnavailableError):
             return set(metas.partitions)  # a topology takes this error to mean all of them
         if isinstance(answer, Exception):
-            trial.fail("a mapping from partitions to Unavailable", tell(answer), cause=answer)
+            trial.fail("a mapping from partitions to Unavailable", described(answer), cause=answer)
         return set(answer)
 
     def require(away: Callable[[], set[str]], when: str, *, some: bool = False) -> None:
@@ -266,7 +266,7 @@ def a_lost_place_is_told(trial: SpoutTrial) -> None:
         lambda answer: isinstance(answer, DataLostError),
     )
     if not isinstance(outcome, DataLostError):
-        found = tell(outcome) if isinstance(outcome, Exception) else f"{outcome!r:.500}"
+        found = described(outcome) if isinstance(outcome, Exception) else f"{outcome!r:.500}"
         trial.fail(
             f"DataLostError for partition {partition!r}, whose place is {last[partition]!r:.200}", found
         )
@@ -307,7 +307,7 @@ def _not_told(
     partition, meta, rows = planned
     expected = f"{kind.__name__} from partition {partition!r}"
     if isinstance(outcome, Exception):
-        trial.fail(expected, tell(outcome), cause=outcome)
+        trial.fail(expected, described(outcome), cause=outcome)
     if same(rows, outcome):
         raise NotApplicableError(f"partition {partition!r} could still be read in full")
     last = show(outcome[-1]) if outcome else "none"

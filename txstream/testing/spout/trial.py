@@ -34,7 +34,7 @@ from txstream.testing.promises import (
     ConformanceError,
     NotApplicableError,
     Trial,
-    tell,
+    described,
 )
 from txstream.testing.spout.harness import Row, Rows, SpoutHarness
 from txstream.testing.spout.rows import first_difference, freeze, project, same, show
@@ -294,7 +294,7 @@ class SpoutTrial(Trial):
                 raise
             except Exception as error:  # noqa: BLE001 - every failure of the source is reported
                 if not isinstance(error, PartitionUnavailableError) or time.monotonic() >= deadline:
-                    self.fail(f"an answer when {what}", tell(error), cause=error)
+                    self.fail(f"an answer when {what}", described(error), cause=error)
             _pause()
 
     def elsewhere(self, what: str, call: Callable[[], Answer]) -> Answer:
@@ -315,7 +315,7 @@ class SpoutTrial(Trial):
                 return answer
             _pause()
 
-    # --- telling -----------------------------------------------------------------------------------------
+    # --- failing -----------------------------------------------------------------------------------------
 
     def require_same(self, expected: Rows, found: Rows, how: str, metas: Metas | None = None) -> None:
         """Fail unless `found` has equal rows in every partition of `expected`. `how` says how it was read."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 from txstream.api.errors import StateTableError, StateValueError
 from txstream.api.reducers import Last, Max, Min, Put
 from txstream.semantics import Semantics
-from txstream.testing.promises import Promises, tell
+from txstream.testing.promises import Promises, described
 from txstream.testing.state.life import Life
 from txstream.testing.state.trial import StateCheck, StateTrial, each
 
@@ -75,7 +75,7 @@ def _accepted(life: Life) -> bool:
     trial.ask("framework tables are ensured", life.store.ensure_framework_tables)
     found = trial.outcome("a topology joins", life.joining)
     if found is not None and not isinstance(found, StateTableError):
-        trial.fail("no error, or StateTableError, when a topology joins", tell(found))
+        trial.fail("no error, or StateTableError, when a topology joins", described(found))
     return found is None
 
 
@@ -133,7 +133,7 @@ def _kept_or_refused(life: Life, rows: dict[Any, Any], what: str) -> None:
     if found is None:
         life.holds(rows, f"of {what}")
     elif not isinstance(found, StateValueError):
-        life.trial.fail(f"no error, or StateValueError, for {what}", tell(found))
+        life.trial.fail(f"no error, or StateValueError, for {what}", described(found))
 
 
 @CHECKS.promise(

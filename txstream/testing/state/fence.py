@@ -10,7 +10,7 @@ from typing import Any
 from txstream.api.errors import CorruptStateError, StaleAttemptError
 from txstream.fault_points import Point
 from txstream.state import FenceLockedError
-from txstream.testing.promises import Promises, tell
+from txstream.testing.promises import Promises, described
 from txstream.testing.state.life import Life
 from txstream.testing.state.trial import FENCED, StateCheck, StateTrial, each
 from txstream.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
@@ -162,9 +162,9 @@ def _raise_beside(life: Life, point: str, run: Callable[..., None], *arguments: 
         trial.require(f"what was stored {when}", raised, life.everything())
         return
     if not isinstance(found, FenceLockedError):
-        trial.fail("FenceLockedError for a raise that waits in vain", tell(found))
+        trial.fail("FenceLockedError for a raise that waits in vain", described(found))
     if ended is not None:
-        trial.fail("no error from a transaction that nobody disturbed", tell(ended))
+        trial.fail("no error from a transaction that nobody disturbed", described(ended))
     trial.ask("the fence is raised when no transaction is open", raiser.raising, attempt_id(2, 0))
 
 
@@ -251,7 +251,7 @@ def topologies_do_not_disturb(trial: StateTrial) -> None:
     for one in [trial.beside(partial(run, life.at(trial.open()))) for life in lives]:
         found = one.outcome("ten commits beside another topology's")
         if found is not None:
-            trial.fail("ten commits beside another topology's", tell(found))
+            trial.fail("ten commits beside another topology's", described(found))
     for life in lives:
         life.holds({"a": 10, **{f"k{n}": 1 for n in range(1, 11)}})
         trial.require("the fence", life.batch(10).attempt, life.fence().attempt)

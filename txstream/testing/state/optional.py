@@ -8,7 +8,7 @@ from typing import Any
 
 from txstream.api.errors import StaleAttemptError, StateTableError, UsageError
 from txstream.semantics import Semantics
-from txstream.testing.promises import NotApplicableError, Promises, tell
+from txstream.testing.promises import NotApplicableError, Promises, described
 from txstream.testing.state.life import Life, table
 from txstream.testing.state.trial import Beside, StateCheck, StateTrial, each
 from txstream.transaction import Txid, attempt_id
@@ -173,7 +173,7 @@ def state_can_be_shown(trial: StateTrial) -> None:
     if isinstance(found, UsageError):
         raise NotApplicableError("the store does not show its state (read_state)")
     if isinstance(found, Exception):
-        trial.fail("the state of a topology", tell(found))
+        trial.fail("the state of a topology", described(found))
     expected = {
         "tables": [(name, Semantics.OPAQUE, life.uuid)],
         "as_of": (2, None, 2),

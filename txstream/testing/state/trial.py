@@ -21,7 +21,7 @@ from txstream.api.errors import TxstreamError
 from txstream.semantics import Semantics
 from txstream.state import StateBackend, TableSpec, open_database
 from txstream.testing.call_thread import CallThread
-from txstream.testing.promises import Check, ConformanceError, Trial, tell
+from txstream.testing.promises import Check, ConformanceError, Trial, described
 from txstream.testing.state.life import Life, table
 
 FENCED = (Semantics.OPAQUE, Semantics.TRANSACTIONAL)
@@ -156,7 +156,7 @@ class StateTrial(Trial):
         if not isinstance(found, Exception):
             self.fail(expected, f"no error; the answer was {found!r:.200}")
         if not isinstance(found, kind):
-            self.fail(expected, tell(found), cause=found)
+            self.fail(expected, described(found), cause=found)
 
     def beside(self, call: Callable[[], Any]) -> Beside:
         """Begin a call on a thread of its own."""
