@@ -239,7 +239,7 @@ class KafkaClient:
         whose partitions are left out. One round: all questions are in flight at once."""
         answers = self.ask(self._questions_for(leaders, specs), timeout_seconds)
         # Keyed by plain pairs, which equal Partitions: making a Partition costs more than reading its answer.
-        answers: dict[tuple[str, int], tuple[int, ...] | PartitionError] = {}
+        offsets: dict[tuple[str, int], tuple[int, ...] | PartitionError] = {}
         unanswered: dict[int, Exception] = {}
         for node, answer in answers.items():
             if isinstance(answer, Exception):
@@ -250,12 +250,12 @@ class KafkaClient:
                     name = topic.name
                     for data in topic.partitions:
                         key = name, data.partition_index
-                        before = answers.get(key, ())
+                        before = offsets.get(key, ())
                         if isinstance(before, PartitionError):
                             continue
                         error = partition_error(data.error_code) if data.error_code else None
-                        answers[key] = error if error is not None else (*before, data.offset)
-        found = {partition: answers[partition] for partition in leaders if partition in answers}
+                        offsets[key] = error if error is not None else (*before, data.offset)
+        found = {partition: offsets[partition] for partition in leaders if partition in offsets}
         return found, unanswered
 
     def _questions_for(
