@@ -15,7 +15,6 @@ from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txstream.api.schema import format_type
 
@@ -154,6 +153,8 @@ def _integers(values: Column, data_type: pa.DataType) -> pa.Array:
 
 
 def _floats(values: Column, data_type: pa.DataType) -> pa.Array:
+    import pyarrow.compute as pc  # who only plans does not need it
+
     _expect(values, data_type, float, int, Decimal)
     try:
         doubles = [None if value is None else float(value) for value in values]
@@ -195,6 +196,8 @@ def _decimal(value: int | str) -> Decimal:
 
 def _times(values: Column, data_type: pa.DataType) -> pa.Array:
     """Dates and timestamps."""
+    import pyarrow.compute as pc
+
     texts = _strings(values, data_type)
     try:
         array = texts.cast(data_type)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.recovering import empty_database
 
 from txstream import embedded
 from txstream.api.errors import BoltError, FencedError, ServiceUnavailableError
@@ -171,6 +172,41 @@ def test_a_command_imports_what_it_needs(typed: list[str], needed: list[str], tm
         env={**os.environ, "TXSTREAM_ZOOKEEPER": ""},
     )
     assert done.stderr.splitlines()[-1] == repr(needed), done.stderr
+
+
+STATUS_OF_KAFKA = """
+import sys
+from dataclasses import replace
+from support import memory_zookeeper
+from txstream.cli import status
+from txstream.cli.main import main
+from txstream.inspect.fsck_source import KAFKA_SOURCE
+
+memory_zookeeper.IDENTITY = replace(memory_zookeeper.IDENTITY, spout=KAFKA_SOURCE)
+zookeeper = memory_zookeeper.MemoryZooKeeper()
+zookeeper.run_topology("words", driver=False)
+status.open_zookeeper = zookeeper.opened
+addresses = ["--zookeeper", "127.0.0.1:1", "--kafka", "127.0.0.1:1", "--database", sys.argv[1]]
+assert main(["status", "words", *addresses]) == 0
+heavy = {"pyspark", "pyarrow.compute", "alembic", "rich", "txstream.state.sql.writer", "txstream.state.store"}
+heavy |= {f"txstream.state.sql.{name}" for name in ("sqlite", "mysql", "postgresql")}
+heavy |= {f"sqlalchemy.dialects.{name}" for name in ("sqlite", "postgresql")}
+print(sorted(heavy & sys.modules.keys()))
+"""
+
+
+def test_status_of_an_idle_topology_loads_one_dialect_and_nothing_that_writes(tmp_path: Path) -> None:
+    (tmp_path / "state.db").write_bytes(empty_database())
+    done = subprocess.run(
+        [sys.executable, "-c", STATUS_OF_KAFKA, f"sqlite:///{tmp_path / 'state.db'}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    *shown, loaded = done.stdout.splitlines() or [done.stderr]
+    assert loaded == repr(["sqlalchemy.dialects.sqlite", "txstream.state.sql.sqlite"]), done.stderr
+    assert any(line.startswith("lag        not known: ") for line in shown)
 
 
 def test_python_dash_m_is_the_command(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from txstream.cli import failures_shown as failing, status
 from txstream.cli.main import main
 from txstream.failing_batch import FailingBatch, Wait
 from txstream.inspect import ledgers, source
+from txstream.inspect.snapshot import Snapshot
 from txstream.inspect.source import SourceNow
 from txstream.settings import Settings
 from txstream.state import StateDatabase
@@ -316,6 +319,19 @@ def test_status_lists_who_stands_by(
     (line,) = (line for line in told().splitlines() if line.startswith("standbys"))
     shown = f"{NOON.astimezone():%Y-%m-%d %H:%M:%S}"
     assert f"4: warm, one:7 since {shown}; standing by, two:8 since {shown}; cold, three:9" in line
+
+
+def test_a_source_that_does_not_answer_in_time_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up = threading.Event()
+    monkeypatch.setattr(source, "source_now", lambda *_: given_up.wait() and SourceNow(1))
+    monkeypatch.setattr(source, "_ASK_SECONDS", 0.01)
+    identity: Any = SimpleNamespace(spout="other", source={})
+    answer = source.begin_to_ask(Settings(kafka="kafka:9092"), Snapshot("words", identity, None))
+    assert answer() == SourceNow(unknown="Kafka at kafka:9092 has not answered within 0.01 s")
+    given_up.set()
+    monkeypatch.setattr(source, "source_now", lambda *_: SourceNow(1))
+    monkeypatch.setattr(source, "_ASK_SECONDS", 60)
+    assert source.begin_to_ask(Settings(), Snapshot("words", identity, None))() == SourceNow(1)
 
 
 def test_status_says_what_the_source_answers_now(

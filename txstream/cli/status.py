@@ -149,6 +149,9 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
 
     with contextlib.ExitStack() as stack:
         zookeeper = stack.enter_context(open_zookeeper(settings))
+        from txstream.inspect.source import begin_to_ask  # with pyarrow, so only once ZooKeeper is there
+
+        source_answer = begin_to_ask(settings, look(zookeeper, topology_id))  # while the databases are read
         databases = Databases()
         if not is_tracked(zookeeper, topology_id):
             databases = stack.enter_context(open_databases(settings, topology_id))
@@ -158,13 +161,11 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         # Of a database that was not looked at, nobody knows.
         dead = None if databases.missing else number_dead(topology_id, databases.opened)
         found = status_of(settings, snapshot, zookeeper.standbys(topology_id))
-    from txstream.inspect.source import source_now  # with pyarrow, so only once the services are there
-
     warn_of_missing(databases.missing)
     last = max((one.last for one in snapshot.databases if one.last), key=lambda row: row.txid, default=None)
     places = [one.url for one in snapshot.databases]
     paused = _paused_line(snapshot)
-    source = source_now(settings, snapshot)
+    source = source_answer()
     if cli.as_json:
         document: dict[str, Any] = {
             "topology": topology_id,

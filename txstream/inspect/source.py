@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from txstream.inspect.snapshot import Snapshot
     from txstream.zookeeper import Identity
 
-_ASK_SECONDS = 0.5  # for each of connecting and asking: a person waits
+# A person waits: for one answer of a broker, and for everything.
+_ANSWER_SECONDS = 0.4
+_ASK_SECONDS = 0.6
 KAFKA_SOURCE = "txstream.spouts.kafka.KafkaSource"
 _CERTAIN_SECONDS = 5.0
 _BETWEEN_SECONDS = 0.1
@@ -194,6 +197,31 @@ class SourceNow:
     unknown: str | None = None
 
 
+def begin_to_ask(settings: Settings, snapshot: Snapshot) -> Callable[[], SourceNow]:
+    """Ask the source of a snapshot beside what the caller does meanwhile. The function that is returned waits
+    for the answer, at most until the time for everything is over."""
+    if source_of(snapshot.identity, None, settings) is not None:
+        import txstream.spouts.kafka_coordinator  # noqa: F401 - before the time counts
+    answer: Future[SourceNow] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(source_now(settings, snapshot))
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            answer.set_exception(error)
+
+    deadline = time.monotonic() + _ASK_SECONDS
+    threading.Thread(target=ask, name="txstream-status-ask", daemon=True).start()
+
+    def wait() -> SourceNow:
+        try:
+            return answer.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            return SourceNow(unknown=f"Kafka at {settings.kafka} has not answered within {_ASK_SECONDS:g} s")
+
+    return wait
+
+
 def source_now(settings: Settings, snapshot: Snapshot) -> SourceNow:
     """Ask the source of a snapshot. Only Kafka can be asked without the topology's code."""
     source, progress = source_of(snapshot.identity, None, settings), snapshot.progress
@@ -201,7 +229,7 @@ def source_now(settings: Settings, snapshot: Snapshot) -> SourceNow:
         return SourceNow(unknown="its source is only known to the topology's code")
     codec = MetaCodec(source.meta_type)
     committed = progress.batches.get(Txid(progress.current - 1))
-    seconds = min(_ASK_SECONDS, settings.connect_timeout_seconds)
+    seconds = min(_ANSWER_SECONDS, settings.connect_timeout_seconds)
     context = SpoutContext("status", "status", settings.addresses(), seconds, seconds)
     try:
         metas = {} if committed is None else committed.metas.positions()

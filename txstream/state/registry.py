@@ -18,8 +18,6 @@ from txstream.api.errors import ServiceUnavailableError, UsageError
 from txstream.state.backend import StateBackend
 from txstream.state.sql import urls
 from txstream.state.sql.database import StateDatabase
-from txstream.state.store import memory
-from txstream.state.store.memory import MemoryBackend
 from txstream.wording import a
 
 ENTRY_POINTS: Final = "txstream.state_backends"
@@ -28,6 +26,7 @@ ENTRY_POINTS: Final = "txstream.state_backends"
 DEFAULT_CONNECT_TIMEOUT_SECONDS: Final = 10.0
 DEFAULT_MESSAGE_TIMEOUT_SECONDS: Final = 30.0
 
+_MEMORY = "memory"
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 
 
@@ -120,7 +119,7 @@ def register_backend(scheme: str, factory: BackendFactory) -> Callable[[], None]
 
 def known_schemes() -> list[str]:
     """Return every scheme that `open_database` knows in this process, txstream's own first."""
-    own = [memory.SCHEME, *sorted(urls.SQL_SCHEMES)]
+    own = [_MEMORY, *sorted(urls.SQL_SCHEMES)]
     with _lock:
         others = {*_registered, *(point.name for point in _entry_points())}
     return [*own, *sorted(others - set(own))]
@@ -147,7 +146,9 @@ def scheme_of(url: str) -> str | None:
 
 
 def _factory(scheme: str) -> BackendFactory | None:
-    if scheme == memory.SCHEME:
+    if scheme == _MEMORY:
+        from txstream.state.store.memory import MemoryBackend
+
         return MemoryBackend
     with _lock:
         found = _registered.get(scheme)
@@ -185,7 +186,7 @@ def _refuse_scheme(scheme: str) -> None:
             f"{scheme!r} cannot be the scheme of a state backend: a scheme begins with a letter and has "
             f"lower-case letters, digits, '+', '.' and '-' only, without the '://'"
         )
-    if scheme == memory.SCHEME or scheme.partition("+")[0] in urls.SQL_SCHEMES:
+    if scheme == _MEMORY or scheme.partition("+")[0] in urls.SQL_SCHEMES:
         raise UsageError(f"{scheme}:// is txstream's own; register the state backend under another scheme")
 
 

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
 from sqlalchemy import Connection, delete, select
@@ -46,8 +46,10 @@ from txstream.state.sql.ledger import LedgerWriter
 from txstream.state.sql.sessions import Sessions
 from txstream.state.sql.sql_reading import SqlStateReading
 from txstream.state.sql.urls import dialect_of
-from txstream.state.sql.writer import TableWriter
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
+
+if TYPE_CHECKING:
+    from txstream.state.sql.writer import TableWriter
 
 
 class PreparedStatements:
@@ -62,6 +64,8 @@ class PreparedStatements:
         """Return the writer of a table as it is declared now."""
         known = self._writers.get(spec.state.table)
         if known is None or known.spec != spec:
+            from txstream.state.sql.writer import TableWriter  # who only looks does not need it
+
             known = self._writers[spec.state.table] = TableWriter(spec, self.sessions.dialect)
         return known
 

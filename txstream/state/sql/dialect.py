@@ -46,6 +46,9 @@ from txstream.state.sql.framework_tables import fence
 Touch = Callable[[], None]
 """Tells a transaction's deadline that the database still answers."""
 
+READ_ONLY: Final = "txstream_read_only"
+"""Execution option of a connection that only reads: in SQLite its transactions take no lock."""
+
 INTEGER_RANGES: Final[dict[pa.DataType, tuple[int, int]]] = {
     pa.int8(): (-(2**7), 2**7 - 1),
     pa.int16(): (-(2**15), 2**15 - 1),

@@ -13,7 +13,6 @@ import re
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from sqlalchemy import Dialect, TypeDecorator, types
 from sqlalchemy.dialects import mysql
 
@@ -98,6 +97,8 @@ def key_lengths(keys: pa.Schema, table: str) -> dict[str, int | None]:
 
 def refuse_too_long(table: str, name: str, column: pa.ChunkedArray, length: int) -> None:
     """Raise StateValueError for a key that is too long for its column, which holds `length`."""
+    import pyarrow.compute as pc  # who only looks at a database does not need it
+
     text = is_text(column.type)
     lengths = pc.utf8_length(column) if text else pc.binary_length(column)
     longest = pc.max(lengths).as_py()

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -161,6 +160,8 @@ def array_literal(column: pa.ChunkedArray) -> str:
     if pa.types.is_temporal(data_type):
         return _quoted(column.cast(pa.string()).to_pylist())
     if pa.types.is_boolean(data_type):
+        import pyarrow.compute as pc  # who only looks at a database does not need it
+
         column = pc.if_else(column, "t", "f")
         return "{" + ",".join(v or "NULL" for v in column.to_pylist()) + "}"
     # PostgreSQL reads repr of a float back exactly: it is the shortest text that means that float.

@@ -19,9 +19,8 @@ from sqlalchemy import Connection, Pool
 from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeoutError
 
 from txstream.api.errors import ServiceUnavailableError, TxstreamError
-from txstream.state.sql.dialect import StateDialect, Touch
+from txstream.state.sql.dialect import READ_ONLY, StateDialect, Touch
 from txstream.state.sql.errors import one_line, to_error
-from txstream.state.sql.sqlite import READ_ONLY
 from txstream.state.sql.urls import without_password
 
 _PING_AFTER_IDLE_SECONDS = 1.0

@@ -47,7 +47,7 @@ from sqlalchemy.exc import DBAPIError
 from txstream.api.errors import ServiceUnavailableError
 from txstream.api.reducers import Reducer
 from txstream.state.sql import sqlite_values
-from txstream.state.sql.dialect import Found, Lookup, StateDialect, Upsert
+from txstream.state.sql.dialect import READ_ONLY, Found, Lookup, StateDialect, Upsert
 from txstream.state.sql.errors import REMEDY, Failure, Kind, driver_error, one_line
 from txstream.state.sql.framework_tables import fence
 
@@ -150,9 +150,6 @@ class _Lists:
     def _text(self, rows: int) -> str:
         return f"{self._head}{', '.join([self._row] * rows)}{self._tail}"
 
-
-READ_ONLY = "txstream_read_only"
-"""Execution option of a connection that only reads: its transactions take no lock."""
 
 # https://www.sqlite.org/rescode.html; the low byte of an extended code is its primary code.
 _KINDS: dict[int, Kind] = {

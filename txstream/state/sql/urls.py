@@ -2,44 +2,65 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote_plus
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from txstream.api.errors import UsageError
-from txstream.state.sql.dialect import StateDialect
-from txstream.state.sql.mysql import MySQLDialect
-from txstream.state.sql.postgresql import PostgreSQLDialect
-from txstream.state.sql.sqlite import SQLiteDialect
 
-_DIALECTS: dict[str, type[StateDialect]] = {
-    "sqlite": SQLiteDialect,
-    "sqlite+pysqlite": SQLiteDialect,
-    "postgres": PostgreSQLDialect,
-    "postgresql": PostgreSQLDialect,
-    "postgresql+psycopg": PostgreSQLDialect,
-    "mysql": MySQLDialect,
-    "mysql+pymysql": MySQLDialect,
-    "mariadb": MySQLDialect,
-    "mariadb+pymysql": MySQLDialect,
+if TYPE_CHECKING:
+    from txstream.state.sql.dialect import StateDialect
+
+
+class _Kind(NamedTuple):
+    """A kind of database: where its `StateDialect` is, loaded only for a database that is used; its port; and
+    the options that name the server, the database or the schema beside host, port and database of the URL."""
+
+    module: str
+    name: str
+    port: int | None = None
+    places: tuple[str, ...] = ()
+
+    def load(self) -> type[StateDialect]:
+        found: type[StateDialect] = getattr(importlib.import_module(self.module), self.name)
+        return found
+
+
+_SQLITE: Final = _Kind("txstream.state.sql.sqlite", "SQLiteDialect")
+_POSTGRESQL: Final = _Kind(
+    "txstream.state.sql.postgresql",
+    "PostgreSQLDialect",
+    5432,
+    ("dbname", "hostaddr", "options", "passfile", "service", "servicefile", "target_session_attrs"),
+)
+_MYSQL: Final = _Kind(
+    "txstream.state.sql.mysql",
+    "MySQLDialect",
+    3306,
+    ("database", "db", "init_command", "read_default_file", "read_default_group"),
+)
+_KINDS: Final = {
+    "sqlite": _SQLITE,
+    "sqlite+pysqlite": _SQLITE,
+    "postgres": _POSTGRESQL,
+    "postgresql": _POSTGRESQL,
+    "postgresql+psycopg": _POSTGRESQL,
+    "mysql": _MYSQL,
+    "mysql+pymysql": _MYSQL,
+    "mariadb": _MYSQL,
+    "mariadb+pymysql": _MYSQL,
 }
-SQL_SCHEMES = frozenset(name.partition("+")[0] for name in _DIALECTS)
+SQL_SCHEMES = frozenset(name.partition("+")[0] for name in _KINDS)
 """The schemes of SQL databases' URLs, without `+driver`."""
 
 EXAMPLES = "sqlite:///state.db, postgresql://user@host/name or mysql://user@host/name"
 _SECRET = re.compile("pass|pwd|secret|token|key", re.IGNORECASE)  # in the name of an option
 _HIDDEN = "***"
-_PORTS: dict[type[StateDialect], int] = {PostgreSQLDialect: 5432, MySQLDialect: 3306}
-# What names the server, the database or the schema beside host, port and database of the URL.
-_PLACES: dict[type[StateDialect], tuple[str, ...]] = {
-    PostgreSQLDialect: (
-        "dbname", "hostaddr", "options", "passfile", "service", "servicefile", "target_session_attrs",
-    ),
-    MySQLDialect: ("database", "db", "init_command", "read_default_file", "read_default_group"),
-}  # fmt: skip
 
 
 def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds: float) -> StateDialect:
@@ -52,20 +73,20 @@ def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds
             f"the database {url.partition(':')[0]!r}:... is not a SQLAlchemy URL; write for "
             f"example {EXAMPLES}"
         ) from error
-    dialect = _DIALECTS.get(parsed.drivername)
-    if dialect is None:
+    kind = _KINDS.get(parsed.drivername)
+    if kind is None:
         raise UsageError(
             f"database {without_password(parsed)}: {parsed.drivername!r} is not supported; supported are "
             f"SQLite, PostgreSQL with psycopg, and MySQL and MariaDB with PyMySQL, for example {EXAMPLES}"
         )
-    if dialect is SQLiteDialect:
+    if kind is _SQLITE:
         _refuse_no_file(parsed)
-    if dialect is MySQLDialect and not parsed.database and "read_default_file" not in parsed.query:
+    if kind is _MYSQL and not parsed.database and "read_default_file" not in parsed.query:
         # The server would accept the session and then refuse every table in it.
         raise UsageError(
             f"the URL {without_password(parsed)} names no database; write for example mysql://user@host/name"
         )
-    return dialect(parsed, connect_timeout_seconds, message_timeout_seconds)
+    return kind.load()(parsed, connect_timeout_seconds, message_timeout_seconds)
 
 
 def place_of(url: str) -> str:
@@ -78,14 +99,14 @@ def place_of(url: str) -> str:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         return url
-    kind = _DIALECTS.get(parsed.drivername)
-    if kind is SQLiteDialect:
+    kind = _KINDS.get(parsed.drivername)
+    if kind is _SQLITE:
         return f"sqlite:{Path(parsed.database or '').resolve()}"
-    name = parsed.drivername if kind is None else kind.__name__
+    name = parsed.drivername if kind is None else kind.name
     # A socket's path is an option, and its case matters.
     host = parsed.query.get("unix_socket") or parsed.query.get("host") or (parsed.host or "").lower()
-    port = parsed.query.get("port") or parsed.port or (None if kind is None else _PORTS.get(kind))
-    options = () if kind is None else _PLACES.get(kind, ())
+    port = parsed.query.get("port") or parsed.port or (None if kind is None else kind.port)
+    options = () if kind is None else kind.places
     named = "".join(f"&{one}={parsed.query[one]}" for one in options if one in parsed.query)
     return f"{name}:{host}:{port}/{parsed.database}{named}"
 
