@@ -137,12 +137,18 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         answer: dict[str, KafkaRange | Unavailable] = {
             name: self._starts.left_out(name, why, last) for name, why in unavailable.items()
         }
+        decided = [name for name in places if self._starts.decide(name, last)]
+        if not decided and self._starts.must_begin_first(last):
+            decided = list(places)
         first_places = {
             name: KafkaRange(
-                place.position, place.position, logs[name].topic_id, place.skipped_from, first_place=KNOWN
+                places[name].position,
+                places[name].position,
+                logs[name].topic_id,
+                places[name].skipped_from,
+                first_place=KNOWN,
             )
-            for name, place in places.items()
-            if self._starts.decide(name, last)
+            for name in decided
         }
         if first_places:  # they are committed before anything is read, with their epochs where known
             completed, _ = self._epochs.complete(first_places, logs, deadline)

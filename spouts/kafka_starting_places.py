@@ -7,6 +7,8 @@ Invariants:
 - A place that a rule decides becomes the partition's first place, which the engine commits before any record
   behind it is read. A partition that cannot be asked when the topology begins is stored without a place, so
   that it is not taken for a new one later; its rule is applied when it can first be asked.
+- With a rule other than "earliest", the topology begins with a batch of places only, even if all partitions
+  that can be asked are "earliest". The next run then knows which partitions were there.
 - A topology that begins over nothing stores `NO_TOPIC_YET`, a place that no partition has: without it the
   next driver would take topics that came meanwhile for ones that were there.
 - "latest" and a timestamp are looked up once for each partition and kept until they are committed. Otherwise
@@ -54,6 +56,10 @@ class StartingPlaces:
     def decide(self, name: str, last: Places) -> bool:
         """Whether a rule decides where this partition begins, rather than a place that it has or its log."""
         return not has_place(name, last) and self._rule(name, last) != "earliest"
+
+    def must_begin_first(self, last: Places) -> bool:
+        """Must the places of the first plan be stored before anything is read?"""
+        return not last and any(rule != "earliest" for rule in self._rules.values())
 
     def over_nothing(self, last: Places) -> dict[str, KafkaRange]:
         """Return what a plan without any range stores, so that the topology has begun; empty if it has, or if

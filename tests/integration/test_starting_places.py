@@ -214,6 +214,18 @@ def test_latest_for_one_partition_alone(
     begun.assert_counted(old=10)
 
 
+def test_what_is_new_after_a_death_before_the_first_commit_begins_at_its_beginning(
+    launcher: Launcher, topics: Topics, unique: str
+) -> None:
+    rules = f'{{"{unique}/0": "earliest", "{unique}/1": "earliest", "*": "latest"}}'
+    begun = begin(launcher, topics, unique, "opaque", rules)
+    assert begun.start("kill@before-commit:1").wait().status == -signal.SIGKILL
+    topics.add_partitions(unique, 3)
+    begun.send(2)
+    begun.finish()
+    begun.assert_counted(1, old=20)
+
+
 # --- a broker that is away ---------------------------------------------------------------------------------
 
 
@@ -246,6 +258,26 @@ def test_a_partition_that_was_away_when_the_first_run_began(
     begun.send(1)
     begun.finish()
     begun.assert_counted()
+
+
+def test_one_named_partition_was_away_when_the_first_run_began(
+    apart: tuple[Launcher, Topics], own_kafka: EmbeddedKafka, unique: str
+) -> None:
+    begun = begin(*apart, unique, "opaque", f'{{"{unique}/1": "latest"}}', replicas=APART)
+    own_kafka.stop_broker(2)
+    first = begun.start("kill@before-commit:2")  # which has the old records of the other partition
+    assert first.wait().status == -signal.SIGKILL
+    assert [row["tuples"] for row in begun.rows("txstream_batch", committed=True)] == [0]
+    second = begun.start()
+    try:
+        wait_until(lambda: begun.committed() == 2, "the partition that can be read is")
+        own_kafka.start_broker(2)
+        wait_until(lambda: begun.committed() == 3, "the other partition has its place")
+    finally:
+        second.kill()
+    begun.send(1)
+    begun.finish()
+    begun.assert_counted(1, old=10)
 
 
 def test_a_first_run_does_not_wait_to_begin(

@@ -81,6 +81,18 @@ def test_a_place_is_decided_unless_it_is_known_or_follows_from_the_log() -> None
     assert named.decide("t/1", PLACES), "it was named"
 
 
+def test_a_topology_with_any_other_rule_than_earliest_begins_with_its_places() -> None:
+    assert not places({"*": "earliest", "t/1": "earliest"}).must_begin_first({})
+    others: list[dict[str, StartingOffset]] = [
+        {"*": "latest", "t/0": "earliest"},
+        {"*": "earliest", "t/1": 7},
+        {"*": NOON},
+    ]
+    for rules in others:
+        assert places(rules).must_begin_first({})
+        assert not places(rules).must_begin_first(PLACES)
+
+
 def test_latest_stays_what_it_was_when_the_run_began() -> None:
     begin = places({"*": "latest"})
     assert starts(begin, {}, p0=(0, 9)) == {"t/0": 9}
