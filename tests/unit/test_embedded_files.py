@@ -188,12 +188,14 @@ def test_a_server_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: 
     assert not server.stop()
 
 
-def test_two_servers_cannot_have_the_same_data(tmp_path: Path) -> None:
+def test_two_servers_cannot_have_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock_path = tmp_path / "data" / "in-use.lock"
     with ServerProcess("First", tmp_path / "1.log", lock_path=lock_path) as first:
         identity = first.start(["/bin/sleep", "100"])
         second = ServerProcess("Second", tmp_path / "2.log", lock_path=lock_path)
-        with pytest.raises(ServiceUnavailableError, match=f"Second .*: process {identity.pid} has it"):
+        refused = pytest.raises(ServiceUnavailableError, match=f"Second .*: process {identity.pid} has it")
+        with monkeypatch.context() as patch, refused:
+            patch.setattr(process, "wait_until", lambda known, _: known() or pytest.fail("it waits"))
             second.start(["/bin/sleep", "100"])
         first.kill()
         second.start(["/bin/sleep", "100"])

@@ -34,6 +34,7 @@ GRACE_SECONDS = 10.0
 ORPHAN_GRACE_SECONDS = 3.0
 DATA_WAIT_SECONDS = 5.0
 # A process that another thread has just forked holds a copy of every open lock until it executes its program.
+# So a lock is waited for unless the server that its file names has it.
 _FORK_SECONDS = 2.0
 
 _GUARD = Path(__file__).with_name("guard.py")
@@ -110,6 +111,15 @@ def wait_until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
     return True
 
 
+def is_served(lock: Path) -> bool:
+    """Whether the server that a lock file names has it open. False if that cannot be known: the server is
+    another user's, or its pid is not written yet."""
+    with contextlib.suppress(psutil.Error, OSError, ValueError):
+        server = psutil.Process(int(lock.read_text()))
+        return any(Path(one.path) == lock.resolve() for one in server.open_files())
+    return False
+
+
 class ServerProcess:
     """One server, guarded (ends with this process) or detached (outlives it).
 
@@ -148,7 +158,7 @@ class ServerProcess:
             raise ServiceUnavailableError(f"{self.name} is already running; stop it before starting it again")
         self._reap_guard()
         self._prepare_log()
-        lock = None if self._lock_path is None else self._take_lock(self._lock_path, _FORK_SECONDS)
+        lock = None if self._lock_path is None else self._take_lock(self._lock_path, _FORK_SECONDS, is_served)
         try:
             mode = "detached" if self._detached else "guarded"
             grace = min(self._grace_seconds, ORPHAN_GRACE_SECONDS)
@@ -248,7 +258,9 @@ class ServerProcess:
             size = 0
         self._log_start = size
 
-    def _take_lock(self, path: Path, wait_seconds: float = 0.0) -> int:
+    def _take_lock(
+        self, path: Path, wait_seconds: float, is_lost: Callable[[Path], bool] = lambda _: False
+    ) -> int:
         taken: list[int] = []
 
         def take() -> bool:
@@ -257,7 +269,7 @@ class ServerProcess:
                 taken.append(lock)
             return bool(taken)
 
-        if not wait_until(take, wait_seconds):
+        if not wait_until(lambda: take() or is_lost(path), wait_seconds) or not taken:
             holder = path.read_text(errors="replace").strip()
             raise ServiceUnavailableError(
                 f"{self.name} cannot use {path.parent}: process {holder or '(unknown)'} has it; "
