@@ -356,9 +356,9 @@ def test_a_recorded_gap_is_no_break(make_site: Any, skipped_from: int) -> None:
         (f"UPDATE txstream_table SET uuid = '{OTHER}'", "table-owner", OTHER),
         ("DELETE FROM txstream_table", "table-unknown", "none of its databases knows it"),
         ("UPDATE words_1 SET txid = 9 WHERE word = 'b'", "row-too-new", "(word='b') carries txid 9"),
-        ("UPDATE words_1 SET txid = 0 WHERE txid = 1", "row-txid", "1 rows carry a txid below 1"),
-        ("DELETE FROM words_1 WHERE txid = 3", "rows-missing", "txid 3 wrote 2 rows, and 0 rows carry it"),
-        ("DELETE FROM words_1 WHERE word = 'd'", "rows-missing", "txid 3 wrote 2 rows, and 1 rows carry it"),
+        ("UPDATE words_1 SET txid = 0 WHERE txid = 1", "row-txid", "1 row with a txid below 1"),
+        ("DELETE FROM words_1 WHERE txid = 3", "rows-missing", "txid 3 wrote 2 rows, and is now in 0:"),
+        ("DELETE FROM words_1 WHERE word = 'd'", "rows-missing", "txid 3 wrote 2 rows, and is now in 1:"),
     ],
 )
 def test_a_damaged_table(make_site: Any, statement: str, code: str, words: str) -> None:

@@ -281,7 +281,7 @@ def test_a_full_window_that_nobody_empties_is_told(caplog: pytest.LogCaptureFixt
         assert test.loop.stuck is None
         test.clock.advance(10)
         test.step()
-        told = "the pending window of 'lines' is full: 2 trees are open and none ends before it times out; "
+        told = "the pending window of 'lines' is full: 2 open trees, and none ends before it times out; "
         assert test.loop.stuck == f"{told}component 'upper' holds most of them"
         assert told in caplog.text
         test.clock.advance(20)

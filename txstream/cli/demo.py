@@ -365,7 +365,7 @@ def tell_exact(cli: Cli, wrong: Sequence[tuple[str, int, int]], why_not: str = "
     for word, text, table in wrong[:_SHOWN_DIFFERENCES]:
         cli.print(f"  {word}: {text:,} in the text, {table:,} in the table")
     if len(wrong) > _SHOWN_DIFFERENCES:
-        cli.print(f"  and {len(wrong) - _SHOWN_DIFFERENCES:,} words more")
+        cli.print(f"  and {counted(len(wrong) - _SHOWN_DIFFERENCES, 'word')} more")
     cli.print(f"exact: no{why_not}" if wrong else "exact: yes")
     return 1 if wrong else 0
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Union
 
 from txstream.api.errors import UsageError
+from txstream.wording import counted
 
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
@@ -167,7 +168,7 @@ def _collection(text: str, origin: Any, arguments: tuple[Any, ...]) -> Collectio
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     if origin is tuple and arguments and arguments[-1] is not Ellipsis:
         if len(parts) != len(arguments):
-            raise _ConversionError(f"{len(arguments)} values separated by commas")
+            raise _ConversionError(f"{counted(len(arguments), 'value')} separated by commas")
         return tuple(convert(part, kind) for part, kind in zip(parts, arguments, strict=True))
     kind = arguments[0] if arguments else str
     return _COLLECTIONS[origin]([convert(part, kind) for part in parts])

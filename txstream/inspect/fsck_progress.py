@@ -382,14 +382,14 @@ def _table(snapshot: Snapshot, database: DatabasePart, one: TablePart) -> Findin
         )  # fmt: skip
     if one.before_the_first:
         yield Finding(
-            "row-txid", ERROR, where, f"{one.before_the_first} rows carry a txid below 1",
+            "row-txid", ERROR, where, f"{counted(one.before_the_first, 'row')} with a txid below 1",
             "somebody has changed them: restore them from a backup",
         )  # fmt: skip
     if one.half_created:
         yield Finding(
             "row-prev", ERROR, where,
-            f"{one.half_created} rows have a prev_ that is null beside one that is not: undoing a batch "
-            f"would lose them",
+            f"{counted(one.half_created, 'row')} with a prev_ that is null beside one that is not: "
+            f"undoing a batch would lose that",
             "somebody has changed them: restore them from a backup",
         )  # fmt: skip
 
@@ -408,8 +408,8 @@ def _rows_of_last(database: DatabasePart) -> Findings:
     if there < last.keys:
         yield Finding(
             "rows-missing", ERROR, database.url,
-            f"txid {last.txid} wrote {last.keys} rows, and {there} rows carry it: rows were deleted, or "
-            f"tables restored from an older copy than the ledger",
+            f"txid {last.txid} wrote {counted(last.keys, 'row')}, and is now in {there:,}: rows were "
+            f"deleted, or tables restored from an older copy than the ledger",
             "restore tables and ledger of one moment",
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from typing import Any
 from txstream.api.errors import BoltError, StateValueError, TupleError, TxstreamError
 from txstream.batch_metas import BatchMetas, halves
 from txstream.engine.loop.retry_policy import reason_of
-from txstream.wording import in_order
+from txstream.wording import counted, in_order
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def _told(found: Mapping[str, Any]) -> str:
     names = sorted(found, key=in_order)
     ranges = [_range(name, found[name]) for name in islice(names, _MOST_RANGES)]
     if len(names) > _MOST_RANGES:
-        ranges.append(f"{len(names) - _MOST_RANGES:,} more partitions")
+        ranges.append(counted(len(names) - _MOST_RANGES, "more partition"))
     is_one = len(names) == 1 and getattr(found[names[0]], "records", None) == 1
     return f"the record is {ranges[0]}" if is_one else f"the records were {', '.join(ranges)}"
 

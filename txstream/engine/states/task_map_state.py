@@ -19,6 +19,7 @@ from txstream.api.stable_hash import task_of
 from txstream.api.state import SqlState
 from txstream.engine.states.state_cache import StateCache
 from txstream.engine.states.state_cells import Cells, UnfitCellError
+from txstream.wording import counted
 
 Load = Callable[[pa.Table], pa.Table]
 """Takes key columns, without duplicates; returns the key and value columns of the rows that exist."""
@@ -70,7 +71,9 @@ class TaskMapState(MapState[Any, Any]):
     def multi_put(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
         wanted, given = self._fit_keys(keys), self._listed("values", values)
         if len(wanted) != len(given):
-            raise UsageError(f"{self._who()}: {len(wanted)} keys and {len(given)} values were put")
+            raise UsageError(
+                f"{self._who()}: {counted(len(wanted), 'key')} put with {counted(len(given), 'value')}"
+            )
         for key, value in zip(wanted, given, strict=True):
             self._put(key, value)
 
@@ -81,7 +84,9 @@ class TaskMapState(MapState[Any, Any]):
         else:
             chosen = self._listed("updaters", updaters)
             if len(chosen) != len(wanted):
-                raise UsageError(f"{self._who()}: {len(wanted)} keys and {len(chosen)} updaters were given")
+                raise UsageError(
+                    f"{self._who()}: {counted(len(wanted), 'key')} with {counted(len(chosen), 'updater')}"
+                )
             wrong = next((updater for updater in chosen if not callable(updater)), None)
             if wrong is not None:
                 raise UsageError(

@@ -341,8 +341,8 @@ class TrackedLoop:
             holder = Counter(self._holders.values()).most_common(1)
             most = f"; component {holder[0][0]!r} holds most of them" if holder else ""
             self.stuck = (
-                f"the pending window of {full[0].spec.id!r} is full: {counted(full[0].open, 'tree')} are "
-                f"open and none ends before it times out{most}"
+                f"the pending window of {full[0].spec.id!r} is full: {counted(full[0].open, 'open tree')}, "
+                f"and none ends before it times out{most}"
             )
             log.warning("%s", self.stuck)
 

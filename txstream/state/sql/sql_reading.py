@@ -24,6 +24,7 @@ from txstream.state.sql import ledger, tables as state_tables
 from txstream.state.sql.dialect import StateDialect
 from txstream.state.sql.framework_tables import batch
 from txstream.transaction import Txid
+from txstream.wording import counted
 
 
 class SqlStateReading(StateReading):
@@ -67,8 +68,8 @@ class SqlStateReading(StateReading):
         stored, found = self._table(table)
         if len(key) != len(stored.key):
             raise StateTableError(
-                f"state table {table!r} has {len(stored.key)} key columns ({', '.join(stored.key.names)}), "
-                f"got {len(key)} values"
+                f"state table {table!r} has {counted(len(stored.key), 'key column')} "
+                f"({', '.join(stored.key.names)}), got {counted(len(key), 'value')}"
             )
         wanted = [
             found.c[field.name]

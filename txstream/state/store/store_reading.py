@@ -18,6 +18,7 @@ from txstream.state.store import layout
 from txstream.state.store.layout import Transaction
 from txstream.state.store.merging import Key, RowRules, RowValues, read_key
 from txstream.transaction import Txid
+from txstream.wording import counted
 
 
 class StoreReading(StateReading):
@@ -55,8 +56,8 @@ class StoreReading(StateReading):
         state = rules.spec.state
         if len(key) != len(state.key_names):
             raise StateTableError(
-                f"state table {table!r} has {len(state.key_names)} key columns "
-                f"({', '.join(state.key_names)}), got {len(key)} values"
+                f"state table {table!r} has {counted(len(state.key_names), 'key column')} "
+                f"({', '.join(state.key_names)}), got {counted(len(key), 'value')}"
             )
         typed = read_key(rules.spec, key)
         row = self._here.get(layout.rows_space(table), typed)
