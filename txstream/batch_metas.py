@@ -314,6 +314,23 @@ def pieces(meta: Any, offsets: Sequence[int]) -> list[Any]:
     return [*found, meta] if meta.start < meta.end else found
 
 
+def only_record(part: BatchMetas[Any]) -> tuple[str, int] | None:
+    """Return the place of a part's only record; None if it has several or they are not numbered."""
+    if len(part.partitions) != 1:
+        return None
+    ((partition, meta),) = part.partitions.items()
+    return (partition, meta.start) if is_numbered(meta) and meta.records == 1 else None
+
+
+def is_left(part: BatchMetas[Any]) -> bool:
+    """Is there anything in a part that it does not leave out?"""
+    excluded = part.excluded_offsets()
+    return any(
+        partition not in excluded or pieces(meta, excluded[partition])
+        for partition, meta in part.partitions.items()
+    )
+
+
 def until(meta: Any, end: int) -> Any:
     """Return a range up to `end`."""
     # A meta's own method drops what is only known of the whole range, as a leader epoch at its end.

@@ -42,7 +42,7 @@ from txstream.state.records import Commit
 from txstream.state.store.backend import _Adapter
 
 CI_SEEDS = 12
-MOST_SEEDS = 100
+MOST_SEEDS = 300
 WHEN = datetime(2026, 1, 2, tzinfo=UTC)
 SOAK_SEEDS = int(os.environ.get("TXSTREAM_SIMULATION_SEEDS", "20000"))
 ROWS: Mapping[str, list[str]] = {

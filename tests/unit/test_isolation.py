@@ -30,6 +30,7 @@ from txstream import (
     TransactionalTopologyBuilder,
     Tuple,
 )
+from txstream.engine.local_runner import InProcessRunner
 from txstream.engine.loop.dead_letter_rows import _headers
 from txstream.state.registry import open_database
 from txstream.testing import TopologyTest
@@ -54,6 +55,8 @@ class Parse(BasicBolt):
             raise BatchFailedError("a service is away for a moment")
         if word.startswith("once") and self.calls[word] == 1:
             raise ValueError("once")
+        if word.startswith("twice") and self.calls[word] <= 2:
+            raise ValueError("twice")
         collector.emit((word,))
 
 
@@ -90,6 +93,31 @@ def topology(
     state = SqlState("counts", key="word string", value="n bigint")
     builder.set_committer_bolt("store", SqlStateBolt(state, n=Count())).fields_grouping("together", "word")
     return builder.build()
+
+
+WORKERS = pytest.mark.parametrize("workers_look", [True, False], ids=["workers look", "trials only"])
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch, workers_look: bool) -> list[str]:
+    """The calls of the runner in which a batch, or a part of it, was processed. Unless `workers_look`, the
+    job in which they should ends, as with a bolt that kills its process."""
+    calls: list[str] = []
+    run, find = InProcessRunner.run, InProcessRunner.find
+
+    def noted_run(*given: Any) -> Any:
+        calls.append("run")
+        return run(*given)
+
+    def noted_find(*given: Any, **options: Any) -> Any:
+        calls.append("find")
+        if not workers_look:
+            raise BoltError("a worker process ended")
+        return find(*given, **options)
+
+    monkeypatch.setattr(InProcessRunner, "run", noted_run)
+    monkeypatch.setattr(InProcessRunner, "find", noted_find)
+    return calls
 
 
 @pytest.fixture
@@ -137,7 +165,8 @@ def counted_words(words: Sequence[str], *without: str) -> dict[str, int]:
 
 
 @BOTH
-def test_bad_records_are_dead_and_all_others_counted(spout: Any, database: str) -> None:
+@WORKERS
+def test_bad_records_are_dead_and_all_others_counted(spout: Any, database: str, runner: list[str]) -> None:
     words = [*WORDS]
     words[3], words[31], words[32] = "bad1", "bad2", "bad3"
     with running({"p": words, "q": ["x", "bad4", "y"]}, database, spout, batch=40) as test:
@@ -146,6 +175,25 @@ def test_bad_records_are_dead_and_all_others_counted(spout: Any, database: str) 
     assert Counter(word for *_, word in dead(database)) == Counter(["bad1", "bad2", "bad3", "bad4"])
     assert {row[2:4] for row in dead(database)} == {("parse", "ValueError")}
     assert {row[1] for row in dead(database)} == {"p@3", "p@31", "p@32", "q@1"}
+
+
+@pytest.mark.parametrize("workers_look", [True])
+def test_one_attempt_finds_all_bad_records(database: str, runner: list[str]) -> None:
+    words = ["bad1", *WORDS, "bad2", *WORDS, "alone"]
+    with running({"p": words, "q": ["bad3", "x"], "r": ["y"]}, database) as test:
+        test.run()
+        assert len(test.attempts(1)) == 2
+    assert runner == ["run", "find", "find", "run"]
+    assert [row[1] for row in dead(database)] == ["p@0", "p@122", "p@61", "q@0"]
+
+
+@pytest.mark.parametrize("workers_look", [True])
+def test_a_record_that_fails_by_itself_in_one_job_only_is_not_dead(database: str, runner: list[str]) -> None:
+    with running({"p": ["twice"]}, database) as test:
+        test.run()
+        assert test.table("counts") == {"twice": 1}
+    assert runner == ["run", "find", "find", "run"]
+    assert dead(database) == []
 
 
 def test_message_and_traceback_are_the_bolts_own(database: str) -> None:
@@ -201,11 +249,14 @@ def test_a_service_that_was_away_for_a_moment_makes_no_dead_letter(database: str
     assert dead(database) == []
 
 
-def test_above_the_limit_the_run_ends_with_the_first_error_and_nothing_is_dead(database: str) -> None:
+@WORKERS
+def test_above_the_limit_the_run_ends_with_the_first_error_and_nothing_is_dead(
+    database: str, runner: list[str]
+) -> None:
     with (
         MemorySpout("word string", {"p": ["bad1", "a", "bad2", "b"]}) as source,
         TopologyTest(topology(source, dead_letters=DeadLetters(max_per_batch=1)), database=database) as test,
-        pytest.raises(BoltError, match="is no word") as raised,
+        pytest.raises(BoltError, match="bad1 is no word") as raised,
     ):
         test.run()
     assert any("more records of the batch fail by themselves" in note for note in raised.value.__notes__)

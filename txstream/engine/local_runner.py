@@ -28,6 +28,12 @@ from txstream.batch_metas import BatchMetas
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import Layout, Stage, lay_out
 from txstream.engine.batch.messages import ANSWER, DRIVER, PYTHON, Element, WorkOrder
+from txstream.engine.batch.record_search import (
+    FailingRecord,
+    records_found,
+    search_share,
+    search_shares,
+)
 from txstream.engine.batch.runner_contract import NOTHING, BatchResult
 from txstream.engine.batch.shares import (
     Message,
@@ -190,6 +196,18 @@ class InProcessRunner:
                 elements += run_first_stage(self.plan, spark_task, order, process)
             ended.add((0, spark_task))
         return self._process_all(order, elements, started)
+
+    def find(
+        self, attempt: TransactionAttempt, parts: Sequence[BatchMetas[Any]], *, most: int, seconds: float
+    ) -> list[FailingRecord]:
+        """See `BatchRunner`. Raises BatchFailedError when the attempt is cancelled."""
+        shares = search_shares(self.plan, attempt, parts, self.slots, most=most, seconds=seconds)
+
+        def work() -> list[FailingRecord]:
+            with self._process() as process:
+                return records_found(attempt, [search_share(self.plan, share, process) for share in shares])
+
+        return self._calls.call(attempt, work)
 
     def feed(self, order: WorkOrder, messages: Sequence[bytes]) -> BatchResult:
         """Process tuples that come from the driver. Raises as `run`."""

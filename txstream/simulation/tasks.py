@@ -8,6 +8,7 @@ a share of the driver's deltas, or runs bolts, which may read and write their ow
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,7 @@ from txstream.batch_metas import BatchMetas
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import Layout, Stage
 from txstream.engine.batch.messages import ANSWER, PYTHON, Element, WorkOrder
+from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.batch.shares import StateWrite, cut
 from txstream.engine.batch.worker import run_later_stage
@@ -199,6 +201,21 @@ class Runner(InProcessRunner):
             order = replace(found.kept.order, attempt=attempt)
             found = replace(found, kept=replace(found.kept, order=order))
         return found
+
+    def find(
+        self, attempt: TransactionAttempt, parts: Sequence[BatchMetas[Any]], *, most: int, seconds: float
+    ) -> list[FailingRecord]:
+        self._driver.pass_point("before records are looked for", attempt)
+        lost = self._world.log.lost & {name for part in parts for name in part.partitions}
+        if lost:
+            raise PartitionUnavailableError(f"{attempt}: {sorted(lost)} cannot be read")
+        # Without time, all is left to the trials of the driver.
+        seconds = math.inf if self._world.chances.below(3) else 0.0
+        self._computes = True
+        try:
+            return super().find(attempt, parts, most=most, seconds=seconds)
+        finally:
+            self._computes = False
 
     def _later_stage(
         self, order: WorkOrder, layout: Layout, stage: Stage, elements: list[Element]

@@ -23,6 +23,10 @@ _MAX_TUPLE_CHARACTERS = 500
 _MAX_CHARACTERS = 8_000
 
 
+OF_A_RECORD = (errors.BoltError, errors.DecodeError, errors.StateValueError, errors.TupleError)
+"""What one record can make an attempt fail with. What else user code raises becomes a BoltError."""
+
+
 class CrashError(BaseException):
     """Stands for the death of the process where a crash is simulated. Everything else that user code raises
     is a failure of that code, even SystemExit: any library may call `sys.exit`."""

@@ -17,6 +17,7 @@ from txstream.placement import TaskPlace
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
+    from txstream.engine.batch.record_search import FailingRecord
     from txstream.engine.batch.shares import StateWrite
 
 
@@ -64,6 +65,13 @@ class BatchRunner(Protocol):
 
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         """Process one attempt. Raises the TxstreamError that an executor reported, or another on a crash."""
+
+    def find(
+        self, attempt: TransactionAttempt, parts: Sequence[BatchMetas[Any]], *, most: int, seconds: float
+    ) -> Sequence[FailingRecord]:
+        """Return records in these parts of a batch that fail by themselves, as far as one job can tell (see
+        `record_search`). Each Spark task of it stops at `most` records, and begins nothing more after so many
+        `seconds`. Raises as `run`."""
 
     def commit(
         self,

@@ -48,7 +48,8 @@ def letters_of(
 def _row(
     emitter: PartitionEmitter[Any], attempt: TransactionAttempt, metas: BatchMetas[Any], record: Excluded
 ) -> Mapping[str, Any]:
-    for batch in emitter.emit(attempt, record.partition, alone_in(metas, record)):
+    alone = alone_in(metas, record).partitions[record.partition]
+    for batch in emitter.emit(attempt, record.partition, alone):
         for row in batch.to_pylist():
             found: Mapping[str, Any] = row
             return found

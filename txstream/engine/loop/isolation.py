@@ -1,11 +1,14 @@
 """Finds the records at which a batch fails, so that the batch commits without them.
 
-It works inside the attempt that follows a failed one. The batch is processed as it is; if that fails again,
-its ranges are halved in trials, until single records are left. Nothing of a trial is committed.
+It works inside the attempt that follows a failed one. First the workers look for bad records, each in its
+share of the batch (`record_search`): one job for the search, and one in which what it found is tried again.
+Then the batch is processed without them. If that fails, its ranges are halved, each half in a job of its own,
+until single records are left. Nothing of a trial is committed.
 
-Invariants. A record is left out only after two trials with this record alone have failed, and never because
-of an outage or a BatchFailedError: these end the search, and the attempt with it. When more fail than the
-limits allow, none is left out. What the search gives back was processed without the records that it names.
+Invariants. A record is left out only after two trials with this record alone have failed, in two jobs, and
+never because of an outage or a BatchFailedError: these end the search, and the attempt with it. When more
+fail than the limits allow, none is left out. What the search gives back was processed without the records
+that it names.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from txstream.api.errors import BatchFailedError
-from txstream.batch_metas import BatchMetas, halves, is_numbered, pieces, until
+from txstream.batch_metas import BatchMetas, halves, is_left, only_record, until
 from txstream.dead_letters import DeadLetters, Excluded
+from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.sizing import planned_records
 from txstream.engine.loop.retry_policy import may_be_a_record, shortened
 from txstream.transaction import TransactionAttempt
@@ -44,19 +48,30 @@ class Isolated(NamedTuple, Generic[T]):
     found: list[Found]
 
 
+class Find(Protocol):
+    """`BatchRunner.find`."""
+
+    def __call__(
+        self, attempt: TransactionAttempt, parts: Sequence[BatchMetas[Any]], *, most: int
+    ) -> Sequence[FailingRecord]: ...
+
+
 class Isolation(Generic[T]):
     """One topology's searches. `process` does to a batch what comes before its commit; `release` drops what
-    came of it. Several threads search at once, each for an attempt of its own."""
+    came of it; `find` has the workers look for records. Several threads search at once, each for an attempt
+    of its own."""
 
     def __init__(
         self,
         limits: DeadLetters,
         process: Callable[[TransactionAttempt, BatchMetas[Any]], T],
         release: Callable[[T], None],
+        find: Find,
     ) -> None:
         self._limits = limits
         self._process = process
         self._release = release
+        self._find = find
         self._trials: Counter[TransactionAttempt] = Counter()
 
     def trials(self, attempt: TransactionAttempt) -> int:
@@ -87,12 +102,12 @@ class Isolation(Generic[T]):
         told = {one.record: one for one in known}
         search = _Search(self, attempt, metas, is_wanted)
         try:
-            for record in metas.excluded:
-                if record not in told:
-                    alone = alone_in(metas, record)
-                    error = search.failure(BatchMetas({record.partition: alone}))
-                    words = ("it does not fail any more", "") if error is None else _words(error)
-                    told[record] = Found(record, *words)
+            unknown = {record: alone_in(metas, record) for record in metas.excluded if record not in told}
+            errors = {(one.partition, one.offset): one.error for one in search.found_in([*unknown.values()])}
+            for record, alone in unknown.items():
+                error = errors.get((record.partition, record.offset)) or search.failure(alone)
+                words = ("it does not fail any more", "") if error is None else _words(error)
+                told[record] = Found(record, *words)
         finally:
             del self._trials[attempt]
         return list(told.values())
@@ -117,6 +132,10 @@ class _Search(Generic[T]):
         self._first: Exception | None = None
 
     def run(self, metas: BatchMetas[Any]) -> Isolated[T]:
+        log.info("%s: looking for the records at which it fails", self._attempt)
+        for one in self._found_by_workers(metas):
+            self._add((one.partition, one.offset), one.error)
+        metas = metas.leaving_out(one.record for one in self._found)
         while True:
             try:
                 return Isolated(metas, self._processed(metas), self._found)
@@ -124,7 +143,6 @@ class _Search(Generic[T]):
                 if not may_be_a_record(error):
                     raise
                 self._first = self._first or error
-                log.info("%s: looking for the records at which it fails", self._attempt)
                 known = len(self._found)
                 self._search(metas, error)
                 if len(self._found) == known:
@@ -147,25 +165,46 @@ class _Search(Generic[T]):
                     well = well[: len(well) // 2]
                 metas = metas.retrying(well)
 
+    def _found_by_workers(self, metas: BatchMetas[Any]) -> list[FailingRecord]:
+        """Return what fails by itself in two jobs."""
+        found = self.found_in([metas])
+        alone = [alone_in(metas, Excluded(one.partition, one.offset, "", "")) for one in found]
+        # A service that is away for a moment, or a machine that dies, makes no dead letter.
+        return self.found_in(alone)
+
+    def found_in(self, parts: Sequence[BatchMetas[Any]]) -> list[FailingRecord]:
+        """Have workers look through parts. What they cannot find, because a record ends its worker for
+        example, is left to trials."""
+        if not parts:
+            return []
+        self._begin_trial()
+        try:
+            # One more than may become dead letters: more would tell nothing else.
+            return list(self._isolation._find(self._attempt, parts, most=max(self._left + 1, len(parts))))
+        except Exception as error:
+            if not may_be_a_record(error):
+                raise
+            log.info("%s: workers could not look for records: %s", self._attempt, error)
+            return []
+
     def _search(self, part: BatchMetas[Any], error: Exception) -> None:
         """Find the records of a part, which fails with this error."""
-        alone = _only_record(part)
+        alone = only_record(part)
         if alone is not None:
-            self._add(part, alone, error)
+            if self.failure(part) is not None:
+                self._add(alone, error)
             return
         for half in halves(part.partitions, exact=True):
             smaller = part.part(half)
-            if _is_left(smaller):
+            if is_left(smaller):
                 failure = self.failure(smaller)
                 if failure is not None:
                     self._search(smaller, failure)
 
-    def _add(self, part: BatchMetas[Any], place: tuple[str, int], error: Exception) -> None:
-        # A service that is away for a moment, or a machine that dies, makes no dead letter.
-        if self.failure(part) is None:
-            return
+    def _add(self, place: tuple[str, int], error: Exception) -> None:
+        """Add a record that has failed by itself twice."""
+        self._first = self._first or error
         if len(self._found) == self._left:
-            assert self._first is not None
             self._first.add_note(
                 f"more records of the batch fail by themselves than may become dead letters "
                 f"({self._most:,}); that is taken for a bug, so none became one (DeadLetters, --dead-letters)"
@@ -187,10 +226,13 @@ class _Search(Generic[T]):
         return None
 
     def _processed(self, metas: BatchMetas[Any]) -> T:
+        self._begin_trial()
+        return self._isolation._process(self._attempt, metas)
+
+    def _begin_trial(self) -> None:
         if not self._is_wanted():
             raise BatchFailedError(f"{self._attempt} was cancelled")
         self._isolation._trials[self._attempt] += 1
-        return self._isolation._process(self._attempt, metas)
 
 
 def _words(error: Exception) -> tuple[str, str]:
@@ -199,23 +241,7 @@ def _words(error: Exception) -> tuple[str, str]:
     return shortened(message), "\n".join(getattr(error, "__notes__", ()))
 
 
-def alone_in(metas: BatchMetas[Any], record: Excluded) -> Any:
-    """Return the range of a batch that holds only this record."""
-    return until(replace(metas.partitions[record.partition], start=record.offset), record.offset + 1)
-
-
-def _only_record(part: BatchMetas[Any]) -> tuple[str, int] | None:
-    """Return the place of a part's only record; None if it has several or they are not numbered."""
-    if len(part.partitions) != 1:
-        return None
-    ((partition, meta),) = part.partitions.items()
-    return (partition, meta.start) if is_numbered(meta) and meta.records == 1 else None
-
-
-def _is_left(part: BatchMetas[Any]) -> bool:
-    """Is there anything in a part that it does not leave out?"""
-    excluded = part.excluded_offsets()
-    return any(
-        partition not in excluded or pieces(meta, excluded[partition])
-        for partition, meta in part.partitions.items()
-    )
+def alone_in(metas: BatchMetas[Any], record: Excluded) -> BatchMetas[Any]:
+    """Return the part of a batch that holds only this record."""
+    whole = metas.partitions[record.partition]
+    return BatchMetas({record.partition: until(replace(whole, start=record.offset), record.offset + 1)})

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from txstream.api.topology import Topology
@@ -78,6 +79,7 @@ class Processing:
                 topology.dead_letters,
                 lambda attempt, metas: self._process(attempt, metas, is_checked=True),
                 lambda processed: self.release(processed.result),
+                partial(runner.find, seconds=topology.message_timeout_seconds / 3),
             )
 
     def emit(self, emit: EmitBatch[Any]) -> None:

@@ -15,13 +15,12 @@ from txstream.api.errors import (
     BatchFailedError,
     BatchTimeoutError,
     BoltError,
-    DecodeError,
     ServiceUnavailableError,
-    StateValueError,
     TupleError,
     TxstreamError,
 )
 from txstream.batch_metas import BatchMetas
+from txstream.engine.batch.executor_failures import OF_A_RECORD
 from txstream.transaction import TransactionAttempt
 from txstream.waiting import BACKOFF
 from txstream.wording import storable
@@ -69,7 +68,7 @@ def judge(error: BaseException, *, is_writing: bool = False) -> Verdict:
 def may_be_a_record(error: BaseException) -> bool:
     """Return whether one record can make an attempt fail like this: a bug, or data that nothing can decode or
     store. Not an outage, and not a BatchFailedError, with which user code asks for another attempt."""
-    return isinstance(error, (DecodeError, StateValueError)) or judge(error) is Verdict.BUG
+    return isinstance(error, OF_A_RECORD) or judge(error) is Verdict.BUG
 
 
 class AttemptTime:

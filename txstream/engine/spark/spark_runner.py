@@ -27,6 +27,12 @@ from txstream.batch_metas import BatchMetas
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import Layout, Stage, lay_out
 from txstream.engine.batch.messages import ANSWER, DRIVER, PYTHON, Answer, Element, WorkOrder
+from txstream.engine.batch.record_search import (
+    FailingRecord,
+    records_found,
+    search_share,
+    search_shares,
+)
 from txstream.engine.batch.runner_contract import NOTHING, BatchResult
 from txstream.engine.batch.shares import (
     Message,
@@ -160,6 +166,22 @@ class SparkRunner:
         return result
 
     @_blaming
+    def find(
+        self, attempt: TransactionAttempt, parts: Sequence[BatchMetas[Any]], *, most: int, seconds: float
+    ) -> list[FailingRecord]:
+        """See `BatchRunner`. Raises the TxstreamError that ended the search of a Spark task, or BoltError."""
+        shares = search_shares(
+            *(self.plan, attempt, parts, self.slots),
+            most=most,
+            seconds=seconds,
+            record_seconds=self._cost.seconds,
+        )
+        search = functools.partial(_search_shares, self._shipped, self.plan.run_id)
+        with self._properties.set(_tag(self.plan.run_id, attempt), PROCESSING_POOL):
+            rdd = self._context.parallelize(shares, len(shares)).mapPartitions(search)
+            return records_found(attempt, _collected(rdd, attempt))
+
+    @_blaming
     def feed(self, order: WorkOrder, messages: Sequence[bytes]) -> BatchResult:
         """Process tuples that come from the driver. Raises as `run`."""
         layout = lay_out(self.plan, order.width, order.slots)
@@ -237,12 +259,7 @@ class SparkRunner:
         with self._properties.set(_tag(self.plan.run_id, attempt), COMMIT_POOL):
             if attempt not in self._writing:
                 raise BatchFailedError(f"{attempt} was cancelled")
-            try:
-                answers = collect(shares.mapPartitions(write))
-            except TxstreamError:
-                raise  # `from error` would make it its own cause
-            except Exception as error:
-                raise spark_error(error, attempt, ()) from error
+            answers = _collected(shares.mapPartitions(write), attempt)
         return rows_by_write(writes, positions, rows_written(attempt, answers))
 
     def release(self, processed: BatchResult) -> None:
@@ -379,18 +396,23 @@ class SparkRunner:
         """Run the job that gives the answers. Raises the error of the first that failed."""
         if pipeline.cancelled:
             raise BatchFailedError(f"{pipeline.attempt} was cancelled")
-        try:
-            found = collect(rdd)
-        except TxstreamError:
-            raise  # `from error` would make it its own cause
-        except Exception as error:
-            raise spark_error(error, pipeline.attempt, pipeline.dataframes) from error
+        found = _collected(rdd, pipeline.attempt, pipeline.dataframes)
         messages = [message for target, message in found if target == ANSWER]
         pipeline.answers += open_answers(pipeline.attempt, messages)
 
 
 def pickled(plan: ExecutionPlan) -> bytes:
     return bytes(cloudpickle.dumps(plan))  # type: ignore[no-untyped-call]  # pyspark's copy
+
+
+def _collected(rdd: RDD[T], attempt: TransactionAttempt, dataframes: Sequence[str] = ()) -> list[T]:
+    """Run a job. Raises what `spark_error` makes of its failure."""
+    try:
+        return collect(rdd)
+    except TxstreamError:
+        raise  # `from error` would make it its own cause
+    except Exception as error:
+        raise spark_error(error, attempt, dataframes) from error
 
 
 def _tag(run_id: str, attempt: TransactionAttempt) -> str:
@@ -421,6 +443,12 @@ def _write_shares(shipped: Broadcast[bytes], run_id: str, messages: Iterable[Mes
     process = worker_process(shipped_plan(shipped, run_id))
     for message in messages:
         yield write_share(message, process)
+
+
+def _search_shares(shipped: Broadcast[bytes], run_id: str, shares: Iterable[str]) -> Iterator[str]:
+    plan = shipped_plan(shipped, run_id)
+    for share in shares:
+        yield search_share(plan, share, worker_process(plan))
 
 
 def _later_stage(

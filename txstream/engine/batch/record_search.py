@@ -1,0 +1,165 @@
+"""Finds the records at which the processing of a batch fails, inside Spark tasks.
+
+Each task has pieces of the batch. It processes a piece as a batch of one Spark task, in which an exchange is
+a list append, and halves one that fails until single records are left. So one Spark job finds the bad records
+of all partitions, whichever bolt they make fail. What comes behind a DataFrame bolt, and what a state
+refuses, is left to the driver, whose trials are jobs (`isolation`).
+
+Invariants. Nothing of a trial leaves its Spark task but how single records fail. A failure that no record
+causes, such as an outage, ends the search. Once its time is over, no further trial begins: what was not tried
+counts as not found.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from txstream.api.errors import TxstreamError
+from txstream.batch_metas import BatchMetas, halves, is_left, only_record
+from txstream.dead_letters import Excluded
+from txstream.engine.batch.execution_plan import ExecutionPlan
+from txstream.engine.batch.executor_failures import OF_A_RECORD, CrashError, Failure, describe
+from txstream.engine.batch.layout import max_width
+from txstream.engine.batch.messages import ANSWER, Answer, WorkOrder
+from txstream.engine.batch.sizing import batch_width, planned_records, work_order
+from txstream.engine.batch.worker import run_first_stage
+from txstream.engine.batch.worker_process import WorkerProcess
+from txstream.transaction import TransactionAttempt
+
+_PIECE_RECORDS: Final = 20_000
+"""So the search takes little longer than one pass over the batch, and its time is looked at often enough.
+To try a piece takes a few milliseconds more than its records."""
+
+
+class FailingRecord(NamedTuple):
+    """A record that fails by itself, and how."""
+
+    partition: str
+    offset: int
+    error: TxstreamError
+
+
+def search_shares(
+    plan: ExecutionPlan,
+    attempt: TransactionAttempt,
+    parts: Sequence[BatchMetas[Any]],
+    slots: Mapping[str, int],
+    *,
+    most: int,
+    seconds: float,
+    record_seconds: float | None = None,
+) -> list[str]:
+    """Return what each Spark task of a search is to look through. It ends when it has found `most` records,
+    or after so many `seconds`. The tasks are as many as a batch of these parts would get."""
+    sizes = [planned_records(part) for part in parts]
+    records = None if None in sizes else sum(filter(None, sizes))
+    partitions = sum(len(part.partitions) for part in parts)
+    width = batch_width(records, partitions, max_width(plan, slots), record_seconds)
+    largest = min(_PIECE_RECORDS, -(-sum(map(_size, parts)) // width))
+    pieces = sorted((piece for part in parts for piece in _cut(part, largest)), key=_size, reverse=True)
+    shares = [pieces[at::width] for at in range(min(width, len(pieces)))]
+    return [
+        json.dumps(
+            {
+                "orders": [work_order(attempt, piece, plan, slots, width=1).to_json() for piece in share],
+                "most": most,
+                "seconds": seconds,
+            }
+        )
+        for share in shares
+    ]
+
+
+def _cut(part: BatchMetas[Any], largest: int) -> list[BatchMetas[Any]]:
+    """Return pieces of a part, of at most `largest` records each if it can be cut so."""
+    smaller = (
+        [part.part(half) for half in halves(part.partitions, exact=True)] if _size(part) > largest else []
+    )
+    return [piece for half in smaller for piece in _cut(half, largest)] or [part]
+
+
+def _size(part: BatchMetas[Any]) -> int:
+    return max(1, planned_records(part) or 1)
+
+
+def search_share(plan: ExecutionPlan, share: str, process: WorkerProcess) -> str:
+    """Look through one share, in a Spark task. A failure that ends the search comes back as an answer."""
+    document = json.loads(share)
+    search = _Search(plan, process, document["most"], time.monotonic() + document["seconds"])
+    ended_by: Failure | None = None
+    try:
+        for text in document["orders"]:
+            search.look_through(WorkOrder.from_json(text))
+    except _SearchEndedError as error:
+        ended_by = error.failure
+    except CrashError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - every failure is reported, none is lost
+        ended_by = describe(error, plan.spout_id, None)
+    found = [[partition, offset, failure.to_document()] for partition, offset, failure in search.found]
+    return json.dumps({"found": found, "failure": ended_by and ended_by.to_document()})
+
+
+def records_found(attempt: TransactionAttempt, answers: Sequence[str]) -> list[FailingRecord]:
+    """Return what all Spark tasks of a search have found. Raises the first error that ended one."""
+    documents = [json.loads(answer) for answer in answers]
+    for document in documents:
+        if document["failure"] is not None:
+            raise Failure(**document["failure"]).to_error(attempt)
+    found = [
+        FailingRecord(partition, offset, Failure(**failure).to_error(attempt))
+        for document in documents
+        for partition, offset, failure in document["found"]
+    ]
+    return sorted(found, key=lambda one: (one.partition, one.offset))
+
+
+class _SearchEndedError(Exception):
+    """A trial failed in a way that no record causes."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class _Search:
+    """The search of one Spark task. `found` are partition, offset and failure of each record."""
+
+    def __init__(self, plan: ExecutionPlan, process: WorkerProcess, most: int, until: float) -> None:
+        self._plan = plan
+        self._process = process
+        self._most = most
+        self._until = until
+        self.found: list[tuple[str, int, Failure]] = []
+
+    def look_through(self, order: WorkOrder) -> None:
+        codec = self._process.spout()[1]
+        ranges = {name: codec.decode_meta(meta, name) for name, meta in order.assignments[0].items()}
+        excluded = (Excluded(name, at, "", "") for name, offsets in order.excluded.items() for at in offsets)
+        self._search(order, BatchMetas(ranges, excluded=tuple(excluded)))
+
+    def _search(self, order: WorkOrder, part: BatchMetas[Any]) -> None:
+        if len(self.found) >= self._most or time.monotonic() >= self._until or not is_left(part):
+            return
+        failure = self._failure(order, part)
+        if failure is None:
+            return
+        if not isinstance(failure.to_error(order.attempt), OF_A_RECORD):
+            raise _SearchEndedError(failure)
+        alone = only_record(part)
+        if alone is not None:
+            self.found.append((*alone, failure))
+            return
+        for half in halves(part.partitions, exact=True):
+            self._search(order, part.part(half))
+
+    def _failure(self, order: WorkOrder, part: BatchMetas[Any]) -> Failure | None:
+        """Try a part. Return how it fails, or None."""
+        smaller = work_order(order.attempt, part, self._plan, order.slots, width=1)
+        for target, message in run_first_stage(self._plan, 0, smaller, self._process):
+            if target == ANSWER:
+                return Answer.decode(message).failure
+        return None
