@@ -8,14 +8,23 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
+from support.on_spark import DiesOn, FailsOn
 from support.runs import Launcher
 from support.tables import read_rows
 from support.texts import create_topic, produce
 
+import txstream
+from txstream import Count, DeadLetters, KafkaSource, OpaqueSpout, SqlState, SqlStateBolt, Topology
+from txstream.api.bolts import BasicBolt
+from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.embedded import Services
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 RECORDS = 500
 BAD_JSON = {17: b"{no json", 130: b"\xff\xfe", 401: b'{"user": "u1", "amount": "much"}'}
@@ -125,3 +134,67 @@ def test_each_record_is_counted_or_dead_on_spark_with_postgresql(
     services: Services, launcher: Launcher, postgres_url: str, unique: str
 ) -> None:
     run_through(replace(launcher, database=postgres_url), unique, "transactional", POINTS[1:2])
+
+
+def words_of(name: str, behind_exchange: BasicBolt, limits: DeadLetters) -> Topology:
+    source = KafkaSource(name, value_format="json", schema="word string")
+    builder = TransactionalTopologyBuilder(
+        name, "words", OpaqueSpout(source, max_batch_records=50_000), parallelism=2, dead_letters=limits
+    )
+    builder.set_bolt("same", behind_exchange, parallelism=2).fields_grouping("words", "word")
+    store = SqlStateBolt(SqlState(name, key="word string", value="n bigint"), n=Count())
+    builder.set_committer_bolt("store", store).fields_grouping("same", "word")
+    return builder.build()
+
+
+def run_on(spark: SparkSession, services: Services, url: str, topology: Topology) -> tuple[int, int, int]:
+    """Run a topology through its topic. Return how many batches, failed attempts and Spark jobs it took."""
+    settings = txstream.Settings(zookeeper=services.zookeeper, kafka=services.kafka, database=url)
+    scheduler = spark.sparkContext._jsc.sc().dagScheduler()
+    before = scheduler.numTotalJobs()
+    report = txstream.run(topology, spark, settings)
+    return report.batches, report.failed_attempts, scheduler.numTotalJobs() - before
+
+
+def dead_in(url: str, name: str) -> list[tuple[str, str, str]]:
+    """Return place, component and exception of each dead letter, read by plain SQL."""
+    engine = sa.create_engine(url)
+    query = "SELECT place, component, exception FROM txstream_dead_letter WHERE topology = :id ORDER BY place"
+    with engine.connect() as connection:
+        rows = [(place, who, what) for place, who, what in connection.execute(sa.text(query), {"id": name})]
+    engine.dispose()
+    return rows
+
+
+@pytest.mark.timeout(300)
+def test_bad_records_among_many_cost_one_further_attempt_of_four_jobs_in_all(
+    spark: SparkSession, services: Services, sqlite_url: str, unique: str
+) -> None:
+    values = [json.dumps({"word": f"w{number % 50}"}).encode() for number in range(50_000)]
+    values[20_001], values[49_999], values[30_002] = b"{no json", b"\xff", b'{"word": "odd"}'
+    create_topic(services.kafka, unique)
+    produce(services.kafka, unique, values)
+    topology = words_of(unique, FailsOn("odd"), DeadLetters())
+    # The first attempt, the search, a second look at what it found, and the batch without that.
+    assert run_on(spark, services, sqlite_url, topology) == (1, 1, 4)
+    assert dead_in(sqlite_url, unique) == [
+        (f"{unique}/1@5000", "words", "DecodeError"),
+        (f"{unique}/2@7500", "same", "ValueError"),
+        (f"{unique}/3@12499", "words", "DecodeError"),
+    ]
+    assert sum(row["n"] for row in read_rows(sqlite_url, unique)) == 49_997
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_a_record_that_kills_its_worker_is_found_by_halving(
+    spark: SparkSession, services: Services, sqlite_url: str, unique: str
+) -> None:
+    create_topic(services.kafka, unique, 1)
+    words = ["a", "b", "deadly", "a", "c", "a", "b", "a"]
+    produce(services.kafka, unique, [json.dumps({"word": word}).encode() for word in words], 1)
+    topology = words_of(unique, DiesOn("deadly"), DeadLetters())
+    batches, failed, _ = run_on(spark, services, sqlite_url, topology)
+    assert (batches, failed) == (1, 1)
+    assert dead_in(sqlite_url, unique) == [(f"{unique}/0@2", "", "BoltError")]
+    assert {row["word"]: row["n"] for row in read_rows(sqlite_url, unique)} == {"a": 4, "b": 2, "c": 1}

@@ -278,6 +278,18 @@ class FailsOn(Same):
         super().execute(tup, collector)
 
 
+class DiesOn(Same):
+    """Ends the worker process at one word."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        if tup["word"] == self.word:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().execute(tup, collector)
+
+
 class CommitterFailsOn(CommitWords):
     """Raises for one word in the commit phase."""
 
