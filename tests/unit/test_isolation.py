@@ -6,7 +6,7 @@ import base64
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,10 +30,15 @@ from txstream import (
     TransactionalTopologyBuilder,
     Tuple,
 )
+from txstream.batch_metas import BatchMetas
+from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.local_runner import InProcessRunner
 from txstream.engine.loop.dead_letter_rows import _headers
+from txstream.engine.loop.isolation import Isolated, Isolation
+from txstream.spouts.memory import MemoryRange
 from txstream.state.registry import open_database
 from txstream.testing import TopologyTest
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 ALL = DeadLetters(max_per_batch=100, max_share=1.0)
@@ -194,6 +199,30 @@ def test_a_record_that_fails_by_itself_in_one_job_only_is_not_dead(database: str
         assert test.table("counts") == {"twice": 1}
     assert runner == ["run", "find", "find", "run"]
     assert dead(database) == []
+
+
+def test_workers_that_took_too_long_are_not_asked_again_for_that_batch() -> None:
+    asked: list[AttemptId] = []
+
+    def find(attempt: TransactionAttempt, parts: Sequence[Any], *, most: int) -> list[FailingRecord]:
+        asked.append(attempt.attempt)
+        raise BatchFailedError("cancelled")
+
+    isolation: Isolation[str] = Isolation(ALL, lambda attempt, metas: "processed", print, find)
+    batch: BatchMetas[Any] = BatchMetas({"p": MemoryRange(0, 3)})
+
+    def run(txid: int, attempt: int, *, is_wanted: Callable[[], bool]) -> Isolated[str]:
+        return isolation.run(TransactionAttempt(Txid(txid), AttemptId(attempt)), batch, is_wanted)
+
+    with pytest.raises(BatchFailedError):  # an outage: the next attempt may ask again
+        run(1, 1, is_wanted=lambda: True)
+    with pytest.raises(BatchFailedError):  # given up meanwhile
+        run(1, 2, is_wanted=lambda: len(asked) < 2)
+    assert run(1, 3, is_wanted=lambda: True).processed == "processed"
+    assert asked == [1, 2]
+    with pytest.raises(BatchFailedError):
+        run(2, 4, is_wanted=lambda: True)
+    assert asked == [1, 2, 4]
 
 
 def test_message_and_traceback_are_the_bolts_own(database: str) -> None:

@@ -25,7 +25,7 @@ from txstream.dead_letters import DeadLetters, Excluded
 from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.sizing import planned_records
 from txstream.engine.loop.retry_policy import may_be_a_record, shortened
-from txstream.transaction import TransactionAttempt
+from txstream.transaction import TransactionAttempt, Txid
 
 T = TypeVar("T")
 
@@ -73,6 +73,8 @@ class Isolation(Generic[T]):
         self._release = release
         self._find = find
         self._trials: Counter[TransactionAttempt] = Counter()
+        # Batches whose search by workers has not come to its end.
+        self._unfinished: set[Txid] = set()
 
     def trials(self, attempt: TransactionAttempt) -> int:
         """Return how many trials of an attempt have begun: as long as it grows, nothing hangs."""
@@ -86,7 +88,9 @@ class Isolation(Generic[T]):
         BatchFailedError once it is not wanted."""
         search = _Search(self, attempt, metas, is_wanted)
         try:
-            return search.retry(metas) if metas.retried else search.run(metas)
+            found = search.retry(metas) if metas.retried else search.run(metas)
+            self._unfinished.discard(attempt.txid)
+            return found
         finally:
             del self._trials[attempt]
 
@@ -174,18 +178,26 @@ class _Search(Generic[T]):
 
     def found_in(self, parts: Sequence[BatchMetas[Any]]) -> list[FailingRecord]:
         """Have workers look through parts. What they cannot find, because a record ends its worker for
-        example, is left to trials."""
-        if not parts:
+        example, is left to trials; so is all of a batch for which they took so long that the attempt was
+        given up, since the next one would be too."""
+        isolation, txid = self._isolation, self._attempt.txid
+        if not parts or txid in isolation._unfinished:
             return []
         self._begin_trial()
+        isolation._unfinished.add(txid)
+        found: list[FailingRecord] = []
         try:
             # One more than may become dead letters: more would tell nothing else.
-            return list(self._isolation._find(self._attempt, parts, most=max(self._left + 1, len(parts))))
+            found += isolation._find(self._attempt, parts, most=max(self._left + 1, len(parts)))
         except Exception as error:
+            if self._is_wanted():
+                isolation._unfinished.discard(txid)
             if not may_be_a_record(error):
                 raise
             log.info("%s: workers could not look for records: %s", self._attempt, error)
-            return []
+        else:
+            isolation._unfinished.discard(txid)
+        return found
 
     def _search(self, part: BatchMetas[Any], error: Exception) -> None:
         """Find the records of a part, which fails with this error."""
