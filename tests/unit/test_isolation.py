@@ -292,6 +292,21 @@ def test_above_the_limit_the_run_ends_with_the_first_error_and_nothing_is_dead(
     assert dead(database) == []
 
 
+@WORKERS
+def test_the_limits_of_a_small_batch_are_exact(database: str, runner: list[str]) -> None:
+    bad = [f"bad{number}" for number in range(11)]
+    with running({"p": [*WORDS, *bad[:10]]}, database, dead_letters=DeadLetters()) as test:
+        test.run()
+        assert test.table("counts") == counted_words(WORDS)
+    assert len(dead(database)) == 10
+    with (
+        running({"p": [*WORDS, *bad]}, f"{database}2", dead_letters=DeadLetters()) as test,
+        pytest.raises(BoltError, match="bad0 is no word"),
+    ):
+        test.run()
+    assert dead(f"{database}2") == []
+
+
 def test_a_healthy_batch_is_processed_once(database: str) -> None:
     with running({"p": ["a", "b"]}, database) as test:
         test.run()
