@@ -9,12 +9,13 @@ Each section of docs/guarantees.md has a file here, and the holes of docs/semant
 from __future__ import annotations
 
 from guards.commit import COMMIT
+from guards.dead_letters import DEAD_LETTERS
 from guards.guard import Guard as Guard
 from guards.holes import HOLES
-from guards.hunt import ChangeHunt as ChangeHunt, Hunt as Hunt
+from guards.hunt import ChangeHunt as ChangeHunt, Hunt as Hunt, LetterHunt as LetterHunt
 from guards.locks import LOCKS
 from guards.simulated import SIMULATED
 from guards.start import START
 from guards.values import VALUE_RULES
 
-GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED)
+GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED, *DEAD_LETTERS)

@@ -31,6 +31,7 @@ LATE_ENDS = {"freeze": 0.04, "crash": 0.02, "call late": 0.2}
 GIVEN_UP = {"tasks given up": 0.3, "freeze": 0.03}
 LATE_BEGINS = {"tasks given up": 0.3, "call late": 0.2, "late arrives": 0.5, "commit late": 0.0}
 STALE = {"stale message": 0.2}
+DYING = {"crash": 0.03, "commit late": 0.1}
 
 RACES = {"another driver": 0.06, "release": 0.06, "freeze at start": 0.03, "database away": 0.0}
 LOSSES = {"zookeeper lost": 0.04, "release": 0.05, "crash": 0.03}
@@ -61,6 +62,10 @@ class Hunt:
 
 class ChangeHunt(Hunt):
     """A hunt in histories of a topology whose code changes."""
+
+
+class LetterHunt(Hunt):
+    """A hunt in histories of a topology with dead letters."""
 
 
 def refused_by_the_next_commit(*hunts: Hunt) -> tuple[Hunt, ...]:

@@ -45,16 +45,19 @@ class UnexplainedError(TxstreamError):
 
 
 class Progress(MemoryProgress):
-    """The real progress store over the shared tree. It remembers the epoch that it claimed."""
+    """The real progress store over the shared tree. It remembers the epoch that it claimed, and whom to tell
+    of requests: the histories of users have no operator."""
 
     claimed = Epoch(0)
+    tell_of_requests: Callable[[], None] = staticmethod(lambda: None)
 
     def claim_epoch(self, at_least: Epoch) -> Epoch:
         self.claimed = super().claim_epoch(at_least)
         return self.claimed
 
     def watch_requests(self, changed: Callable[[], None]) -> Callable[[], None]:
-        return lambda: None  # the simulation has no operator
+        self.tell_of_requests = changed
+        return lambda: None
 
 
 class Actor:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstream.api.errors import (
     BatchFailedError,
+    BoltError,
     PartitionUnavailableError,
     ServiceUnavailableError,
     StaleAttemptError,
@@ -23,6 +24,7 @@ from txstream.api.errors import (
 from txstream.api.topology import Phase
 from txstream.batch_metas import BatchMetas
 from txstream.engine.batch.execution_plan import ExecutionPlan
+from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.batch.layout import Layout, Stage
 from txstream.engine.batch.messages import ANSWER, PYTHON, Element, WorkOrder
 from txstream.engine.batch.record_search import FailingRecord
@@ -166,10 +168,14 @@ class Runner(InProcessRunner):
         # A computation that only some histories make must not draw a decision.
         chosen = 0 if self._computes else self._world.chances.below(len(self._free))
         process = self._free.pop(chosen) or Process(self._world, self.plan)
+        kept: Process | None = process
         try:
             yield process
+        except CrashError:
+            kept = None  # what it held is lost
+            raise
         finally:
-            self._free.insert(chosen if self._computes else len(self._free), process)
+            self._free.insert(chosen if self._computes else len(self._free), kept)
 
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         world = self._world
@@ -184,6 +190,7 @@ class Runner(InProcessRunner):
             self._width,
             *((name, taken.start, taken.end) for name, taken in sorted(metas.partitions.items())),
             *((one.partition, one.offset) for one in metas.excluded),
+            *(key.place for key in metas.retried),
         )
         found = results.get(key)
         if found is None:
@@ -192,6 +199,8 @@ class Runner(InProcessRunner):
             try:
                 found = self._run(attempt, metas)
                 found = results.put(key, found, found.kept.elements)
+            except CrashError as error:
+                raise BoltError(f"{attempt}: user code has killed its worker process") from error
             except NotDeterministicError as error:
                 world.wrong = world.wrong or error  # another attempt cannot mend this
                 raise

@@ -7,8 +7,10 @@ batch is added to the known tables of the batches before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
+
+import pyarrow as pa
 
 from txstream.api.errors import UsageError
 from txstream.api.topology import Topology
@@ -16,10 +18,10 @@ from txstream.semantics import Semantics
 from txstream.simulation.plain_fold import Batch, PlainFold, Tables, difference, equal, plain_fold
 from txstream.simulation.source import Rows
 
-Ranges = Mapping[str, tuple[int, int]]
-"""The rows of a batch: from and to, by partition."""
+Ranges = Mapping[str, Sequence[tuple[int, int]]]
+"""The rows of a batch: from and to of each range, by partition. A record that is left out divides a range."""
 
-_Cut = tuple[tuple[str, tuple[int, int]], ...]
+_Cut = tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
 """A batch's ranges, as a key."""
 
 _MOST_BATCHES = 40
@@ -29,12 +31,23 @@ _MOST_KEPT = 5_000
 class Truth:
     """The truth of one program. `depends` says of which table it depends on how batches are cut, if on any.
 
+    With `dead`, the partition and number of records of which only the batches tell whether they count, all
+    tables are the fold of the batches.
+
     Raises UsageError when tables that `expected` leaves out depend on what no fold can decide.
     """
 
-    def __init__(self, topology: Topology, rows: Rows, expected: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        rows: Rows,
+        expected: Mapping[str, Any] | None = None,
+        *,
+        dead: Collection[tuple[str, int]] = (),
+    ) -> None:
         self._topology = topology
         self._rows = rows
+        self._dead = frozenset(dead)
         self._given = _given(topology, expected or {})
         self._known: dict[tuple[_Cut, ...], Tables] = {}
         self._by_batches: set[str] = set()
@@ -60,7 +73,7 @@ class Truth:
         known of the end alone."""
         open_tables = [name for name in found if name not in self._given]
         if not self._by_batches:
-            whole = self._folded([{name: (0, end) for name, end in ends.items()}])
+            whole = self._folded([{name: [(0, end)] for name, end in ends.items()}])
             open_tables = [name for name in open_tables if not equal(found[name], whole[name])]
         if not open_tables:
             return None
@@ -79,7 +92,9 @@ class Truth:
 
     def _folded(self, batches: Sequence[Ranges]) -> Tables:
         """Return the fold of these batches."""
-        key = tuple(tuple(sorted(batch.items())) for batch in batches)
+        key = tuple(
+            tuple((name, tuple(ranges)) for name, ranges in sorted(batch.items())) for batch in batches
+        )
         if key in self._known:
             return self._known[key]
         if len(self._known) > _MOST_KEPT:
@@ -126,7 +141,9 @@ class Truth:
                     f"tuple ({difference(cut[name], alone[name])}), and a shuffle may choose any; give "
                     f"expected=, or group by fields"
                 )
-        self._by_batches = {name for name in open_tables if not equal(whole[name], cut[name])}
+        self._by_batches = {name for name in open_tables if self._dead or not equal(whole[name], cut[name])}
+        if self._dead:
+            return whole
         if not self._by_batches:
             return whole
         name = min(self._by_batches)
@@ -142,10 +159,18 @@ class Truth:
     def _batches(self, size: int) -> Iterator[Batch]:
         most = max(batch.num_rows for batch in self._rows.values())
         for at in range(0, most, size):
-            yield self._batch(dict.fromkeys(self._rows, (at, at + size)))
+            yield self._batch({name: self._alive(name, at, at + size) for name in self._rows})
+
+    def _alive(self, partition: str, start: int, end: int) -> list[tuple[int, int]]:
+        """Return a range without the records that may be dead."""
+        cuts = [number for name, number in sorted(self._dead) if name == partition and start <= number < end]
+        return list(zip([start, *(number + 1 for number in cuts)], [*cuts, end], strict=True))
 
     def _batch(self, ranges: Ranges) -> Batch:
-        return {name: self._rows[name].slice(start, end - start) for name, (start, end) in ranges.items()}
+        return {
+            name: pa.concat_batches([self._rows[name].slice(start, end - start) for start, end in some])
+            for name, some in ranges.items()
+        }
 
 
 def _given(topology: Topology, expected: Mapping[str, Any]) -> Tables:

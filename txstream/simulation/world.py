@@ -459,10 +459,7 @@ class World:
     def _committed_ranges(self, database: StateBackend) -> list[Ranges]:
         """Return the rows of each committed batch, by the ledger of a database."""
         ledger = database.batches(self.topology_id)
-        return [
-            {name: (taken.start, taken.end) for name, taken in metas.partitions.items()}
-            for metas in self._decoded(ledger)
-        ]
+        return [_rows_of(metas) for metas in self._decoded(ledger)]
 
     def check_chain(self, batches: Iterable[BatchMetas[Any]], whose: str) -> None:
         """Check that every row of the log, from its beginning on, is in exactly one of these batches, in
@@ -490,6 +487,20 @@ class World:
         for driver in self.drivers:
             driver.take_apart()
         vars(self).clear()
+
+
+def _rows_of(metas: BatchMetas[Any]) -> Ranges:
+    """Return the rows that a batch says that it counts: its ranges without those that it leaves out, and the
+    dead letters that it retries."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for name, taken in metas.partitions.items():
+        cuts = sorted(one.offset for one in metas.excluded if one.partition == name)
+        ends = zip([taken.start, *(cut + 1 for cut in cuts)], [*cuts, taken.end], strict=True)
+        found[name] = [(start, end) for start, end in ends if start < end] or [(taken.start, taken.start)]
+    for key in metas.retried:
+        name, _, number = key.place.rpartition("@")
+        found.setdefault(name, []).append((int(number), int(number) + 1))
+    return found
 
 
 def run_without_faults(program: Program) -> Tables:

@@ -1,0 +1,332 @@
+"""The world of a topology with dead letters: records that fail by themselves, operators who ask for retries.
+
+The oracle knows which records must be dead, which may be, and which never are. A record that the repaired
+code can process is dead until a retry counts it, once. Of each record either all effects are in the tables or
+one dead letter is there; the dead letters say what the ledger says.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from simulation.histories import REAL, MutableWorld, Rules, tell_of
+from txstream import (
+    BasicBolt,
+    BatchBolt,
+    Count,
+    DeadLetters,
+    MemorySpout,
+    OpaqueSpout,
+    OutputCollector,
+    SqlState,
+    SqlStateBolt,
+    TransactionalSpout,
+    TransactionalTopologyBuilder,
+    Tuple,
+)
+from txstream.api.stable_hash import task_of
+from txstream.engine.batch.executor_failures import CrashError
+from txstream.engine.loop.event_loop import EventLoop
+from txstream.semantics import Semantics
+from txstream.simulation.chances import Chances
+from txstream.simulation.driver import Driver
+from txstream.simulation.program import Program
+from txstream.simulation.truth import Truth
+from txstream.simulation.world import FAULTS, WrongResultError
+from txstream.state import StateBackend
+from txstream.state.dead_letters import DEAD, StoredDeadLetter, retried_in
+from txstream.state.records import COMMITTED
+from txstream.transaction import TransactionAttempt
+from txstream.zookeeper import Kind, OperatorRequests
+from txstream.zookeeper.paths import ROOT, Paths
+
+LETTER_FAULTS: Mapping[str, float] = {**FAULTS, "repaired": 0.01, "retry asked": 0.03}
+STEPS = 60
+ROWS: Mapping[str, list[str]] = {
+    "p": ["sour-p", "bad", "broken", "c", "moody", "kills", "alone", "b", "broken", "first", "a", "b"],
+    "q": ["sour-q", "bad", "a", "last", "b", "torn", "c", "alone", "alone", "a", "kills", "torn"],
+    "r": ["sour-r", "c", "first", "last", "c", "broken", "a", "bad"],
+}
+WORDS = {f"{name}@{number}": word for name, words in ROWS.items() for number, word in enumerate(words)}
+ALWAYS = {"bad", "alone", "kills"}
+"""Dead for ever, whatever code runs."""
+REPAIRED = {"broken", "torn"}
+"""Dead only for the code before the repair."""
+SOMETIMES = {"sour-p", "sour-q", "sour-r"}
+"""Dead or not, as they were met."""
+_TOGETHER = {"first", "last"}
+_TASKS = 2
+assert task_of(("first",), _TASKS) == task_of(("last",), _TASKS)
+
+
+class Check(BasicBolt):
+    """Fails at some words: always, before the repair, for the first time, in some calls only, or by killing
+    its process."""
+
+    output = "word string"
+    calls: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self, *, repaired: bool, exact: bool = False) -> None:
+        self.repaired = repaired
+        self.exact = exact
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        word = tup["word"]
+        if word == "bad" or (word == "broken" and not self.repaired):
+            raise ValueError(word)
+        if word == "kills":
+            raise CrashError
+        if not self.exact:
+            self._moods(word)
+        collector.emit((word,))
+
+    def _moods(self, word: str) -> None:
+        self.calls[word] += 1
+        if word == "moody" and self.calls[word] == 1:
+            raise ValueError(word)
+        if word in SOMETIMES and 1 < self.calls[word] < 16:
+            raise ValueError(word)
+
+
+class Finish(BatchBolt):
+    """Fails at the end of a task's tuples, behind an exchange: if a word is among them, always or before the
+    repair, or for the first times that two are together."""
+
+    output = "word string"
+    calls: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self, *, repaired: bool, exact: bool = False) -> None:
+        self.repaired = repaired
+        self.exact = exact
+
+    def prepare(self, context: Any, collector: OutputCollector, batch_id: Any) -> None:
+        self.collector = collector
+        self.words: list[str] = []
+
+    def execute(self, tup: Tuple) -> None:
+        self.words.append(tup["word"])
+
+    def finish_batch(self) -> None:
+        found = set(self.words)
+        if "alone" in found or ("torn" in found and not self.repaired):
+            raise RuntimeError("alone or torn")
+        if found >= _TOGETHER and not self.exact:
+            self.calls["together"] += 1
+            if self.calls["together"] < 4:
+                raise RuntimeError("together")
+        for word in self.words:
+            self.collector.emit((word,))
+
+
+class Mark(BasicBolt):
+    """Marks every word that it gets, bad ones too: an effect beside the bolts that fail."""
+
+    output = "word string"
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        collector.emit((tup["word"],))
+
+
+@functools.cache
+def program_of(semantics: Semantics, databases: int, repaired: bool, exact: bool = False) -> Program:
+    """Return the program before or after the repair; an `exact` one does not know moods."""
+    spout: Any = OpaqueSpout if semantics is Semantics.OPAQUE else TransactionalSpout
+    with MemorySpout("word string", {"none": []}) as source:
+        builder = TransactionalTopologyBuilder(
+            "t",
+            "words",
+            spout(source),
+            max_attempts=100,
+            dead_letters=DeadLetters(max_share=1.0),
+        )
+        check, finish = Check(repaired=repaired, exact=exact), Finish(repaired=repaired, exact=exact)
+        builder.set_bolt("mark", Mark()).shuffle_grouping("words")
+        builder.set_bolt("check", check, parallelism=2).shuffle_grouping("words")
+        builder.set_bolt("finish", finish, parallelism=_TASKS).fields_grouping("check", "word")
+        for number in range(databases):
+            url = "memory://two" if number else None
+            for name, above in ((f"counts{number}", "finish"), (f"marks{number}", "mark")):
+                state = SqlState(name, key="word string", value="n bigint", url=url)
+                store = builder.set_committer_bolt(f"{name}-store", SqlStateBolt(state, n=Count()))
+                store.fields_grouping(above, "word")
+        return Program(builder.build(), ROWS)
+
+
+@functools.cache
+def truth_of(semantics: Semantics, databases: int) -> Truth:
+    program = program_of(semantics, databases, repaired=True, exact=True)
+    dead = [
+        (name, number)
+        for name, words in ROWS.items()
+        for number, word in enumerate(words)
+        if word in ALWAYS | REPAIRED | SOMETIMES
+    ]
+    return Truth(program.topology, program.rows, dead=dead)
+
+
+class LetterDriver(Driver):
+    """A driver that operators steer."""
+
+    def _start(self) -> None:
+        super()._start()
+        if self.loop is not None:
+            self.store.tell_of_requests()
+
+
+@dataclass
+class LetterWorld(MutableWorld):
+    """A world that looks at the dead letters, too, after every commit."""
+
+    databases: int = 1
+
+    def __post_init__(self) -> None:
+        self.is_repaired = self.is_last_asked = False
+        super().__post_init__()
+
+    @property
+    def requests(self) -> OperatorRequests:
+        return OperatorRequests(self.tree, Paths(ROOT, self.topology_id))
+
+    def driver_of(self, program: Program, number: int) -> Driver:
+        program = program_of(self.semantics, self.databases, self.is_repaired)
+        program.results._known.clear()  # what succeeded once may fail this time
+        return LetterDriver(self, number, program)
+
+    def _step(self) -> None:
+        if not self.is_repaired and self.happens("repaired"):
+            self.note("the code is repaired")
+            self.is_repaired = True
+        if self.happens("retry asked"):
+            self.ask()
+        super()._step()
+
+    def ask(self) -> None:
+        """Ask for a retry. Drivers that have begun are told of it."""
+        self.note("an operator asks for a retry")
+        with self._without_faults():
+            self.requests.ask(Kind.RETRY, {})
+        for driver in self.drivers:
+            if driver.is_alive and driver.loop is not None:
+                driver.store.tell_of_requests()
+
+    def run(self, *, alone: bool = False) -> None:
+        """Run the history. All is committed once by the code before the repair, without faults, if that has
+        not come by then; so there is something to retry, with faults again."""
+        self.chances.steps(self.steps, self._take_step)
+        self._end_faults()
+        first = self.new_driver()
+        while not (super().is_finished_by(first) and self.log.is_all_shown):
+            first.step()
+            if self.wrong is not None:
+                raise self.wrong
+            assert first.is_alive, f"{first} ended, though nothing can go wrong any more"
+            if super().is_finished_by(first):
+                self.log.show_all()
+        self.is_repaired = self.has_faults = True
+        self.ask()
+        self.chances.steps(self.steps // 2, self._take_step)
+        self._end_faults()
+        self._finish(self.new_driver())
+
+    def is_finished_by(self, driver: Driver) -> bool:
+        if not super().is_finished_by(driver) or not self.log.is_all_shown:
+            return super().is_finished_by(driver)
+        if not self.is_last_asked:
+            self.is_last_asked = True
+            self.ask()
+        loop: EventLoop | None = driver.loop
+        assert loop is not None
+        return not self.requests.read().waiting and not loop._retries.are_asked
+
+    # --- the oracle -----------------------------------------------------------------------------------
+
+    def committed(self, driver: Driver, attempt: TransactionAttempt) -> None:
+        with self._without_faults():
+            wrong = self._wrong_letters([target.database for target in driver.targets][:1])
+        if wrong is not None:
+            self.wrong = self.wrong or WrongResultError(f"after the commit of {attempt}, {wrong}")
+        super().committed(driver, attempt)
+
+    def _check(self, when: str) -> None:
+        databases = [target.database for target in self.drivers[-1].targets]
+        wrong = self._wrong_letters(databases) or self._wrong_at_the_end(databases)
+        if wrong is not None:
+            raise WrongResultError(f"{when}, {wrong}")
+        super()._check(when)
+
+    def _letters(self, databases: list[StateBackend]) -> list[StoredDeadLetter]:
+        return [one for database in databases for one in database.dead_letters(self.topology_id)]
+
+    def _wrong_letters(self, databases: list[StateBackend]) -> str | None:
+        """Say how the dead letters differ from the ledger, or from what must be dead; None if they do not."""
+        kept = self._letters(databases)
+        rows = [row for row in databases[0].batches(self.topology_id) if row.status == COMMITTED]
+        batches = list(zip(rows, self._decoded(rows), strict=True))
+        told = {
+            (row.txid, f"{one.partition}@{one.offset}") for row, metas in batches for one in metas.excluded
+        }
+        if sorted(told) != sorted((one.txid, one.place) for one in kept):
+            return f"the ledger leaves out {sorted(told)}, and dead letters are {_shown(kept)}"
+        retried = {key: retried_in(row.txid) for row, metas in batches for key in metas.retried}
+        status = {(one.txid, one.place): one.status for one in kept if one.status != DEAD}
+        if {(key.txid, key.place): said for key, said in retried.items()} != status:
+            return f"the ledger retries {retried}, and dead letters are {_shown(kept)}"
+        if len(retried) != sum(len(metas.retried) for _, metas in batches):
+            return f"a dead letter is retried twice: {[metas.retried for _, metas in batches]}"
+        places = [one.place for one in kept]
+        twice = [place for place, times in Counter(places).items() if times > 1]
+        never = [place for place in places if WORDS[place] not in ALWAYS | REPAIRED | SOMETIMES]
+        counted = [one.place for one in kept if one.status != DEAD and WORDS[one.place] in ALWAYS]
+        missing = {
+            f"{name}@{number}"
+            for _, metas in batches
+            for name, taken in metas.partitions.items()
+            for number in range(taken.start, taken.end)
+            if ROWS[name][number] in ALWAYS
+        }.difference(places)
+        if twice or never or counted or missing:
+            return f"two dead letters of {twice}, {never} are dead, {counted} retried, {missing} not dead"
+        return None
+
+    def _wrong_at_the_end(self, databases: list[StateBackend]) -> str | None:
+        """Say what differs from what is left once all rows are committed and all that can be retried is."""
+        dead = {one.place for one in self._letters(databases) if one.status == DEAD}
+        left = [place for place in dead if WORDS[place] in REPAIRED]
+        if left:
+            return f"{left} are dead, though they were to be retried"
+        counts = Counter(word for place, word in WORDS.items() if place not in dead)
+        wanted = {(word,): (n,) for word, n in counts.items()}
+        for table, rows in self.tables().items():
+            if dict(rows) != wanted:
+                return f"{table} is {rows}, not {wanted}"
+        return None
+
+
+def _shown(letters: list[StoredDeadLetter]) -> list[str]:
+    return sorted(f"{one.place} of txid {one.txid} ({one.status})" for one in letters)
+
+
+def simulate_letters(
+    seed: int,
+    semantics: Semantics,
+    databases: int,
+    rules: Rules = REAL,
+    more: Mapping[str, float] | None = None,
+) -> LetterWorld:
+    """Run one history. Raises AssertionError, with the history and the seed, when anything is not right."""
+    Check.calls.clear()
+    Finish.calls.clear()
+    world = LetterWorld(
+        program_of(semantics, databases, repaired=False),
+        Chances(seed),
+        truth_of(semantics, databases),
+        {**LETTER_FAULTS, **(more or {})},
+        STEPS,
+        rules=rules,
+        databases=databases,
+    )
+    return tell_of(world, f"seed {seed}, {semantics} spout")

@@ -1,0 +1,100 @@
+"""Mistakes about dead letters, which only histories with records that fail by themselves can show."""
+
+from __future__ import annotations
+
+from guards import sources
+from guards.guard import Guard
+from guards.hunt import DYING, OPAQUE, TRANSACTIONAL, LetterHunt
+from txstream.api.errors import CorruptStateError
+from txstream.simulation.world import WrongResultError
+
+_COMMIT = "            self._write_committed(here, commit, rows)\n            reached(Point.INSIDE_COMMIT)\n"
+_AFTERWARDS = (
+    "            self._write_committed(here, __import__('dataclasses').replace(commit, letters=()), rows)\n"
+    "            reached(Point.INSIDE_COMMIT)\n"
+    "        with self.store.begin(self.life, 'afterwards') as here:\n"
+)
+
+DEAD_LETTERS = (
+    Guard(
+        "dead letters",
+        "they are written by the commit",
+        sources.PROTOCOL,
+        _COMMIT,
+        _AFTERWARDS
+        + "            when = self._row(commit, COMMITTED, 0).committed_at\n"
+        + "            here.write_dead_letters(attempt, commit.letters, when)\n",
+        mutant="LettersAreWrittenAfterTheCommit",
+        does="Dead letters have a transaction of their own: a crash before it loses the records.",
+        hunts=(LetterHunt(WrongResultError, OPAQUE, 1, DYING),),
+    ),
+    Guard(
+        "dead letters",
+        "each record that is left out has one",
+        sources.PROTOCOL,
+        "here.write_dead_letters(commit.attempt, commit.letters, row",
+        "here.write_dead_letters(commit.attempt, commit.letters[1:], row",
+        mutant="ARecordIsNeitherCountedNorKept",
+        does="A record is left out of its batch, and nothing keeps it.",
+        hunts=(LetterHunt(WrongResultError, OPAQUE), LetterHunt(WrongResultError, TRANSACTIONAL)),
+    ),
+    Guard(
+        "dead letters",
+        "they are undone with their attempt",
+        sources.PROTOCOL,
+        "        here.undo_dead_letters(attempt.txid)\n",
+        "        pass\n",
+        mutant="LettersAreNotUndone",
+        does="A replay finds the dead letters of the attempt before it.",
+        hunts=(
+            LetterHunt(CorruptStateError, OPAQUE, 2, DYING),
+            LetterHunt(CorruptStateError, TRANSACTIONAL, 2, DYING),
+        ),
+    ),
+    Guard(
+        "dead letters",
+        "the batch says what it leaves out",
+        sources.COORDINATOR,
+        "        self._metas.replace(attempt.txid, metas)\n        if attempt.txid not in self._fixed:\n",
+        "        if True:\n",
+        mutant="TheSetIsNotInThePlan",
+        does="Neither plan nor ledger says that the batch leaves records out.",
+        hunts=(LetterHunt(WrongResultError, OPAQUE), LetterHunt(WrongResultError, TRANSACTIONAL)),
+    ),
+    Guard(
+        "dead letters",
+        "a stored plan whose commit may have begun leaves out nothing more",
+        sources.COORDINATOR,
+        "        return not self._is_transactional or attempt.txid not in self._asked\n",
+        "        return True\n",
+        mutant="AnEffectStays",
+        does="A record is left out though one database has counted it already, which nothing undoes.",
+        hunts=(LetterHunt(WrongResultError, TRANSACTIONAL, 2, DYING),),
+    ),
+    Guard(
+        "dead letters",
+        "a retry changes their status in its commit",
+        sources.PROTOCOL,
+        "        if commit.retried:\n",
+        "        if False:\n",
+        mutant="ARetryCommitsTwice",
+        does="A retried record is still dead after the commit, so the next retry counts it once more.",
+        hunts=(
+            LetterHunt(WrongResultError, OPAQUE),
+            LetterHunt(WrongResultError, TRANSACTIONAL),
+        ),
+    ),
+    Guard(
+        "dead letters",
+        "one batch at a time retries a record",
+        "txstream/engine/loop/retries.py",
+        "self._chosen([one for one in found if one not in is_open])",
+        "self._chosen(found)",
+        mutant="OpenLettersAreRetriedAgain",
+        does="The next batch retries what an open one retries; the commit that would count it twice refuses.",
+        hunts=(
+            LetterHunt(CorruptStateError, OPAQUE),
+            LetterHunt(CorruptStateError, TRANSACTIONAL),
+        ),
+    ),
+)
