@@ -8,6 +8,7 @@ user's setting, a record that a batch's metas leave out, and the row that is sto
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from txstream.api.errors import TopologyError
@@ -17,6 +18,7 @@ DEFAULT_MAX_PER_BATCH = 100
 DEFAULT_MAX_SHARE = 0.01
 # A live batch may have a handful of records, of which a share would allow one.
 _SMALL = 10
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,13 @@ class DeadLetters:
 
     At most `max_per_batch` records of a batch become dead letters, and at most the share `max_share` of its
     records; of a small batch up to ten, if they are no more than half of it, and always one. When more fail
-    it is a bug and not poison, and the run ends with the first error. Raises TopologyError for impossible
-    values.
+    it is a bug and not poison, and the run ends with the first error. Once they are committed, they are sent
+    to the Kafka topic `topic` as well, if it is given. Raises TopologyError for impossible values.
     """
 
     max_per_batch: int = DEFAULT_MAX_PER_BATCH
     max_share: float = DEFAULT_MAX_SHARE
+    topic: str | None = None
 
     def __post_init__(self) -> None:
         most, share = self.max_per_batch, self.max_share
@@ -38,6 +41,8 @@ class DeadLetters:
             raise TopologyError(f"max_per_batch of dead letters is {most!r}; it must be an integer above 0")
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
             raise TopologyError(f"max_share of dead letters is {share!r}; it must be above 0 and at most 1")
+        if self.topic is not None and not (isinstance(self.topic, str) and _TOPIC.fullmatch(self.topic)):
+            raise TopologyError(f"topic of dead letters is {self.topic!r}; it must be the name of a topic")
 
     def most_of(self, records: int) -> int:
         """Return how many of a batch's records may become dead letters."""

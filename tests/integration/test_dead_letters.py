@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
+from kafka import KafkaConsumer
 from support.on_spark import DiesOn, FailsOn
 from support.runs import Launcher
 from support.tables import read_rows
@@ -42,10 +43,10 @@ class Check(BasicBolt):
         collector.emit((tup["user"], tup["amount"]))
 
 
-def topology(name, semantics="opaque", letters="yes"):
+def topology(name, semantics="opaque", letters="yes", topic=""):
     source = KafkaSource(name, value_format="json", schema="user string, amount bigint")
     spout = {"opaque": OpaqueSpout, "transactional": TransactionalSpout}[semantics]
-    wanted = DeadLetters(max_share=1.0) if letters == "yes" else None
+    wanted = DeadLetters(max_share=1.0, topic=topic or None) if letters == "yes" else None
     builder = TransactionalTopologyBuilder(name, "orders", spout(source), parallelism=2, dead_letters=wanted)
     builder.set_bolt("check", Check(), parallelism=2).shuffle_grouping("orders")
     state = SqlState(name, key="user string", value="n bigint, amount bigint")
@@ -127,6 +128,41 @@ def test_each_record_is_counted_or_dead_though_drivers_are_killed(
     launcher: Launcher, unique: str, semantics: str
 ) -> None:
     run_through(launcher.without_spark, unique, semantics, POINTS)
+
+
+def test_dead_letters_are_sent_to_a_topic_too(launcher: Launcher, unique: str) -> None:
+    """There is no such topic at first, which is as good as no broker: the next run sends them."""
+    launcher, topic = launcher.without_spark, f"{unique}-dead"
+    prepare(launcher, unique)
+    asked = [*arguments(unique, "opaque"), "-p", f"topic={topic}"]
+    first = launcher.run(*asked)
+    assert (first.status, "dead letters wait" in first.stderr) == (0, True), first.stderr
+    create_topic(launcher.services.kafka, topic)
+    ended = launcher.run(*asked)
+    assert ended.status == 0, ended.stderr
+    check(launcher, unique)
+    consumer = KafkaConsumer(
+        topic,
+        bootstrap_servers=launcher.services.kafka,
+        auto_offset_reset="earliest",
+        consumer_timeout_ms=5000,
+    )
+    found = list(consumer)
+    consumer.close()
+    values = orders()
+    by_partition: dict[int, list[int]] = {}
+    for record in found:
+        told = {name.removeprefix("__streams.errors."): value.decode() for name, value in record.headers}
+        assert told["topic"] == unique
+        number = 4 * int(told["offset"]) + int(told["partition"])
+        assert record.value == values[number]
+        assert told["exception"] == ("DecodeError" if number in BAD_JSON else "ValueError")
+        assert told["message"]
+        assert "stacktrace" in told
+        by_partition.setdefault(record.partition, []).append(number)
+    found_numbers = [number for numbers in by_partition.values() for number in numbers]
+    assert sorted(found_numbers) == sorted((*BAD_JSON, *BAD_ORDERS))
+    assert all(numbers == sorted(numbers) for numbers in by_partition.values())
 
 
 @pytest.mark.timeout(600)

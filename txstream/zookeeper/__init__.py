@@ -6,7 +6,7 @@ from txstream.zookeeper.client import ZooKeeper, ZooKeeperProgress
 from txstream.zookeeper.identity import FORMAT, Identity
 from txstream.zookeeper.leadership import Leadership
 from txstream.zookeeper.memory import MemoryProgress, MemoryTree
-from txstream.zookeeper.notes import ASSIGNMENT, FAILING, TREES, WAITING
+from txstream.zookeeper.notes import ASSIGNMENT, FAILING, LETTERS_SENT, TREES, WAITING
 from txstream.zookeeper.paths import ROOT, Paths
 from txstream.zookeeper.progress import ProgressStore
 from txstream.zookeeper.request_queue import OperatorRequests
@@ -18,6 +18,7 @@ __all__ = [
     "ASSIGNMENT",
     "FAILING",
     "FORMAT",
+    "LETTERS_SENT",
     "ROOT",
     "TREES",
     "WAITING",

@@ -1,4 +1,4 @@
-"""Notes: znodes that only inform operators, written by the leader now and then. No decision depends on them.
+"""Notes: znodes that only inform operators, written by the leader now and then. No batch depends on them.
 
 Invariants.
 - A write whose answer was lost is not repeated. A leader that was succeeded cannot write.
@@ -191,6 +191,11 @@ def _decode_failing(data: bytes, path: str) -> tuple[None, FailingBatch]:
     )
 
 
+def _decode_letters_sent(data: bytes, path: str) -> tuple[None, tuple[str, Txid]]:
+    document = parse_object(data, path, {"topic", "txid"})
+    return None, (take(document, "topic", str, path), Txid(take(document, "txid", int, path)))
+
+
 def _encode_waiting(waits: Sequence[Wait], epoch: Epoch) -> bytes | None:
     if not waits:
         return None
@@ -218,6 +223,13 @@ FAILING = Note("failing", _encode_failing, _decode_failing)
 """Why a batch fails."""
 WAITING = Note("waiting", _encode_waiting, _decode_waiting)
 """What the leader waits for, or did when it ended; without waits, the znode is deleted."""
+LETTERS_SENT = Note(
+    "letters_sent",
+    lambda sent, _: to_json({"topic": sent[0], "txid": sent[1]}).encode(),
+    _decode_letters_sent,
+)
+"""The topic that dead letters are sent to, and the last txid whose letters are all there. Without it, all of
+them are sent once more."""
 TREES = Note[Mapping[str, Any]](
     "trees",
     lambda document, _: to_json(document).encode(),

@@ -1,0 +1,133 @@
+"""Dead letters are sent to their topic: at least once and in order, whatever is away or dies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.states import Rig, word_table
+
+from txstream.api.errors import ServiceUnavailableError
+from txstream.dead_letters import DeadLetter
+from txstream.engine.loop.letter_topic import LetterTopic, Record, record_of
+from txstream.state import open_database
+from txstream.transaction import Txid
+
+
+class Broker:
+    """A topic in memory. It is away for as many sends as `fails`."""
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+        self.fails = 0
+        self.closed = 0
+
+    def send(self, record: Record) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise ServiceUnavailableError("no broker answers")
+        self.offsets.append(int(dict(record.headers)["__streams.errors.offset"] or b""))
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Notes:
+    """The note of how far it has come. With `dies`, the driver dies before it is stored."""
+
+    def __init__(self) -> None:
+        self.sent: Txid | None = None
+        self.dies = False
+
+    def put(self, txid: Txid) -> None:
+        if self.dies:
+            raise SystemExit
+        self.sent = txid
+
+
+def letter(offset: int) -> DeadLetter:
+    return DeadLetter(
+        f"orders/3@{offset}", "orders", 3, offset, 1_767_000_000_000, b"k", b"{", b'[["own", "eA=="]]',
+        "parse", "ValueError", "no JSON", "Traceback ...",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """A database with the letters 9 and 10 of txid 1, and 11 of txid 3."""
+    url = f"sqlite:///{tmp_path / 'state.db'}"
+    opened = open_database(url)
+    made = Rig(opened, url, word_table()).join()
+    for txid, offsets in ((1, (10, 9)), (2, ()), (3, (11,))):
+        whole = made.whole(made.next(txid), {"a": 1})
+        made.states.commit(replace(whole, letters=[letter(offset) for offset in offsets]))
+    yield made
+    opened.close()
+
+
+def topic_of(rig: Rig, broker: Broker, notes: Notes, current: int) -> LetterTopic:
+    states = rig.states
+    return LetterTopic(
+        states.life.topology,
+        states.life.uuid,
+        [states.store],
+        lambda: broker,
+        lambda: Txid(current),
+        lambda: notes.sent,
+        notes.put,
+    )
+
+
+def test_a_letter_is_its_record_with_the_headers_of_kafka_streams() -> None:
+    sent = record_of(letter(9))
+    assert (sent.partition, sent.key, sent.value, sent.timestamp_ms) == (3, b"k", b"{", 1_767_000_000_000)
+    assert list(sent.headers) == [
+        ("own", b"x"),
+        ("__streams.errors.exception", b"ValueError"),
+        ("__streams.errors.stacktrace", b"Traceback ..."),
+        ("__streams.errors.message", b"no JSON"),
+        ("__streams.errors.topic", b"orders"),
+        ("__streams.errors.partition", b"3"),
+        ("__streams.errors.offset", b"9"),
+    ]
+
+
+def test_only_what_is_committed_everywhere_is_sent_in_the_order_of_its_source(rig: Rig) -> None:
+    broker, notes = Broker(), Notes()
+    topic_of(rig, broker, notes, 1).send_committed()
+    assert (broker.offsets, notes.sent) == ([], None)
+    topic_of(rig, broker, notes, 3).send_committed()
+    assert (broker.offsets, notes.sent) == ([9, 10], 1)
+    topic_of(rig, broker, notes, 4).send_committed()
+    assert (broker.offsets, notes.sent) == ([9, 10, 11], 3)
+
+
+def test_a_broker_that_is_away_delays_them_and_loses_none(rig: Rig) -> None:
+    broker, notes = Broker(), Notes()
+    topic = topic_of(rig, broker, notes, 4)
+    for _ in range(2):
+        broker.fails = 1
+        with pytest.raises(ServiceUnavailableError):
+            topic.send_committed()
+    topic.send_committed()
+    assert (broker.offsets, notes.sent) == ([9, 10, 11], 3)
+
+
+def test_a_driver_that_dies_before_its_note_has_the_next_one_send_them_again(rig: Rig) -> None:
+    broker, notes = Broker(), Notes()
+    notes.dies = True
+    with pytest.raises(SystemExit):
+        topic_of(rig, broker, notes, 4).send_committed()
+    notes.dies = False
+    topic_of(rig, broker, notes, 4).send_committed()
+    assert (broker.offsets, notes.sent) == ([9, 10, 9, 10, 11], 3)
+
+
+def test_a_run_that_ends_sends_what_is_committed(rig: Rig) -> None:
+    broker, notes = Broker(), Notes()
+    topic = topic_of(rig, broker, notes, 4)
+    topic.start()
+    topic.stop(60)
+    assert (broker.offsets, notes.sent, broker.closed) == ([9, 10, 11], 3, 1)
