@@ -37,7 +37,7 @@ from txstream.spouts.kafka_topic_selection import TopicSelection
 from txstream.spouts.ranges import RecordSpan
 
 if TYPE_CHECKING:
-    from txstream.dead_letters import DeadLetter
+    from txstream.dead_letters import DeadLetter, LetterSender
     from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
     from txstream.spouts.kafka_emitter import KafkaPartitionEmitter
 
@@ -199,6 +199,11 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         found.output = kafka_schema("binary", "binary")
         found.kafka_columns = tuple(found.output.names)
         return found
+
+    def letter_topic(self, topic: str, context: SpoutContext, timeout_seconds: float) -> LetterSender:
+        from txstream.spouts.kafka_letter_topic import KafkaLetterTopic
+
+        return KafkaLetterTopic(topic, self.address(context), self.client_options, timeout_seconds)
 
     def identity(self) -> Mapping[str, Any]:
         selection = self.selection

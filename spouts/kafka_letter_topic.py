@@ -8,15 +8,13 @@ topic.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kafka import KafkaProducer
 
 from txstream.api.errors import ServiceUnavailableError
+from txstream.dead_letters import SentLetter
 from txstream.spouts.kafka_options import check_files
-
-if TYPE_CHECKING:
-    from txstream.engine.loop.letter_topic import Record
 
 
 class KafkaLetterTopic:
@@ -40,7 +38,7 @@ class KafkaLetterTopic:
             allow_auto_create_topics=False,
         )
 
-    def send(self, record: Record) -> None:
+    def send(self, record: SentLetter) -> None:
         partitions = self._producer.partitions_for(self._topic)
         if not partitions:
             raise ServiceUnavailableError(f"Kafka has no topic {self._topic!r}, or does not answer")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from txstream.api.errors import TopologyError
 from txstream.transaction import Txid
@@ -91,3 +93,23 @@ class DeadLetter:
     exception: str
     message: str
     traceback: str
+
+
+class SentLetter(NamedTuple):
+    """What is sent of a letter. `partition` is the one of its source, None if that has no number."""
+
+    partition: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+    timestamp_ms: int | None
+
+
+class LetterSender(Protocol):
+    """A connection to the topic. Whatever it raises is taken for an outage."""
+
+    def send(self, record: SentLetter) -> None:
+        """Append a record, and return once the broker has acknowledged it."""
+
+    def close(self) -> None:
+        """Close the connection; what is not acknowledged is given up."""

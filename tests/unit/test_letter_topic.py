@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from support.states import Rig, word_table
 
-from txstream.api.errors import ServiceUnavailableError
-from txstream.dead_letters import DeadLetter
-from txstream.engine.loop.letter_topic import LetterTopic, Record, record_of
+from txstream import DeadLetters, MemorySpout, OpaqueSpout, TransactionalTopologyBuilder
+from txstream.api.errors import ServiceUnavailableError, TopologyError
+from txstream.dead_letters import DeadLetter, SentLetter
+from txstream.engine.loop.letter_topic import LetterTopic, record_of
 from txstream.state import open_database
 from txstream.transaction import Txid
 
@@ -24,7 +25,7 @@ class Broker:
         self.fails = 0
         self.closed = 0
 
-    def send(self, record: Record) -> None:
+    def send(self, record: SentLetter) -> None:
         if self.fails:
             self.fails -= 1
             raise ServiceUnavailableError("no broker answers")
@@ -131,3 +132,16 @@ def test_a_run_that_ends_sends_what_is_committed(rig: Rig) -> None:
     topic.start()
     topic.stop(60)
     assert (broker.offsets, notes.sent, broker.closed) == ([9, 10, 11], 3, 1)
+
+
+def test_a_source_without_topics_is_refused() -> None:
+    with (
+        MemorySpout("word string", {"p": []}) as source,
+        pytest.raises(TopologyError, match="MemorySpout has none; leave topic='dead' out"),
+    ):
+        TransactionalTopologyBuilder("t", "w", OpaqueSpout(source), dead_letters=DeadLetters(topic="dead"))
+
+
+def test_a_topic_has_a_name_that_kafka_takes() -> None:
+    with pytest.raises(TopologyError, match="must be the name of a topic"):
+        DeadLetters(topic="no topic")

@@ -84,17 +84,4 @@ DEAD_LETTERS = (
             LetterHunt(WrongResultError, TRANSACTIONAL),
         ),
     ),
-    Guard(
-        "dead letters",
-        "one batch at a time retries a record",
-        "txstream/engine/loop/retries.py",
-        "self._chosen([one for one in found if one not in is_open])",
-        "self._chosen(found)",
-        mutant="OpenLettersAreRetriedAgain",
-        does="The next batch retries what an open one retries; the commit that would count it twice refuses.",
-        hunts=(
-            LetterHunt(CorruptStateError, OPAQUE),
-            LetterHunt(CorruptStateError, TRANSACTIONAL),
-        ),
-    ),
 )

@@ -18,7 +18,7 @@ from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.names import validate_topology_id
 from txstream.api.schema import format_schema, format_type
-from txstream.api.spouts import SourceSpout
+from txstream.api.spouts import PartitionedSpout, SourceSpout
 from txstream.api.state_checks import check_states
 from txstream.api.topology import CommitChoice, Component, Topology
 from txstream.api.tracked import RichBolt
@@ -231,6 +231,12 @@ class TransactionalTopologyBuilder(GraphBuilder):
         self._max_batch_latency_seconds = _if_given("max_batch_latency_seconds", max_batch_latency_seconds)
         self._max_records_per_second = _if_given("max_records_per_second", max_records_per_second)
         self._dead_letters = check_dead_letters(dead_letters, spout.semantics)
+        topic = None if self._dead_letters is None else self._dead_letters.topic
+        if topic and type(spout.source).letter_topic is PartitionedSpout.letter_topic:
+            raise TopologyError(
+                f"dead letters go to a topic of the source's cluster, and {type(spout.source).__name__} has "
+                f"none; leave topic={topic!r} out"
+            )
 
     def set_bolt(self, component: str, bolt: Bolt, parallelism: int = 1) -> BoltDeclarer:
         """Add a bolt; choose its inputs on what this returns. A `Committer` becomes a committer here too."""

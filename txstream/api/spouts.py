@@ -21,7 +21,7 @@ from txstream.semantics import Semantics
 from txstream.transaction import TransactionAttempt, Txid
 
 if TYPE_CHECKING:
-    from txstream.dead_letters import DeadLetter
+    from txstream.dead_letters import DeadLetter, LetterSender
 
 Meta = TypeVar("Meta")
 
@@ -194,6 +194,11 @@ class PartitionedSpout(ABC, Generic[Meta]):
         schema = parse_schema(self.output)
         columns = [_column([row.get(one.name) for row in rows], one, letters) for one in schema]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def letter_topic(self, topic: str, context: SpoutContext, timeout_seconds: float) -> LetterSender:
+        """Connect to a topic beside the source, to send dead letters to. Called on the driver, off its loop,
+        again after each failure. Without one, DeadLetters(topic=...) is refused."""
+        raise NotImplementedError(f"{type(self).__name__} has no topics")
 
     def identity(self) -> Mapping[str, Any]:
         """Return what must not change under one topology id, as JSON values (Kafka: the topics)."""

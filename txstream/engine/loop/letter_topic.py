@@ -13,10 +13,10 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from txstream.api.errors import FencedError
-from txstream.dead_letters import DeadLetter, LetterKey
+from txstream.dead_letters import DeadLetter, LetterKey, LetterSender, SentLetter
 from txstream.state import StateBackend
 from txstream.transaction import FIRST_TXID, Txid
 from txstream.waiting import BACKOFF
@@ -25,26 +25,6 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
 _HEADER = "__streams.errors."
-
-
-class Record(NamedTuple):
-    """What is sent of a letter. `partition` is the one of its source, None if that has no number."""
-
-    partition: int | None
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes | None]]
-    timestamp_ms: int | None
-
-
-class Sender(Protocol):
-    """A connection to the topic. Whatever it raises is taken for an outage."""
-
-    def send(self, record: Record) -> None:
-        """Append a record, and return once the broker has acknowledged it."""
-
-    def close(self) -> None:
-        """Close the connection; what is not acknowledged is given up."""
 
 
 class LetterTopic:
@@ -59,7 +39,7 @@ class LetterTopic:
         topology: str,
         uuid: str,
         databases: Sequence[StateBackend],
-        connect: Callable[[], Sender],
+        connect: Callable[[], LetterSender],
         current: Callable[[], Txid],
         read_sent: Callable[[], Txid | None],
         note_sent: Callable[[Txid], None],
@@ -73,7 +53,7 @@ class LetterTopic:
         self._note_sent = note_sent
         self._sent: Txid | None = None
         self._looked: Txid | None = None
-        self._sender: Sender | None = None
+        self._sender: LetterSender | None = None
         self._failures = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._main, name=f"txstream-letters-{topology}", daemon=True)
@@ -147,7 +127,7 @@ class LetterTopic:
             sender.close()
 
 
-def record_of(letter: DeadLetter) -> Record:
+def record_of(letter: DeadLetter) -> SentLetter:
     """Return what is sent of a letter: its record as it was, with the headers of Kafka Streams (KIP-1034)."""
     own = [
         (name, None if value is None else base64.b64decode(value))
@@ -162,7 +142,7 @@ def record_of(letter: DeadLetter) -> Record:
         "offset": letter.offset,
     }
     errors = [(_HEADER + name, str(value).encode()) for name, value in told.items() if value is not None]
-    return Record(letter.partition, letter.key, letter.value, [*own, *errors], letter.timestamp_ms)
+    return SentLetter(letter.partition, letter.key, letter.value, [*own, *errors], letter.timestamp_ms)
 
 
 def _place(letter: DeadLetter) -> tuple[Any, ...]:

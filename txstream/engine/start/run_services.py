@@ -27,7 +27,7 @@ from txstream.engine.commit.committer import StateTarget, state_targets
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.leadership_watch import Abortable, watch_leadership
 from txstream.engine.loop.ledger_pruning import LedgerPruner
-from txstream.engine.loop.letter_topic import LetterTopic, Sender
+from txstream.engine.loop.letter_topic import LetterTopic
 from txstream.engine.loop.workers import ThreadWorkers, Workers
 from txstream.engine.start.driver import RunnerFactory
 from txstream.engine.start.takeover import check_identity
@@ -211,15 +211,8 @@ class RunServices:
         identity = store.read_identity()
         if topic is None or identity is None or not isinstance(loop, EventLoop):
             return None
-        source = topology.spout.source
-        bootstrap = getattr(source, "bootstrap", None) or settings.require_kafka()
-        options = getattr(source, "client_options", {})
-
-        def connect() -> Sender:
-            # Imported here because a topology without a topic needs no Kafka client.
-            from txstream.spouts.kafka_letter_topic import KafkaLetterTopic
-
-            return KafkaLetterTopic(topic, bootstrap, options, settings.connect_timeout_seconds)
+        source, timeout = topology.spout.source, settings.connect_timeout_seconds
+        connect = partial(source.letter_topic, topic, self.context(), timeout)
 
         def read_sent() -> Txid | None:
             noted = store.notes.get(LETTERS_SENT)
