@@ -45,11 +45,12 @@ def test_each_record_is_counted_or_dead_in_many_more_histories(semantics: Semant
 @pytest.mark.ci
 def test_histories_have_in_them_what_they_are_to_show() -> None:
     """A simulation in which nothing fails, and nobody retries, would pass too."""
-    crashes, told = set[str](), Counter[str]()
+    points, crashes, told = set[str](), set[str](), Counter[str]()
     signs = ("ValueError: moody", "ValueError: sour-p", "RuntimeError: together", "killed its worker process")
     for seed in range(60):
         world = simulate_letters(seed, Semantics.TRANSACTIONAL, 1 + seed % 2, more={"crash": 0.03})
         crashes.update(world.crashes)
+        points.update(world.points)
         told.update(sign for sign in signs if sign in world.tell(last=100_000))
         for word, status in letters_of(world):
             kind = "always" if word in ALWAYS else "repaired" if word in REPAIRED else word
@@ -57,10 +58,12 @@ def test_histories_have_in_them_what_they_are_to_show() -> None:
     assert {
         *signs, "always dead", "repaired retried",
     } <= told.keys()  # fmt: skip
-    # A trial, the amendment of the plan, the commit, the answer to a request.
+    # A driver may crash wherever it passes: an amendment is rare, so it is not asked that one has.
+    assert {"before amend", "after amend"} <= points
+    # A trial, the commit, the answer to a request.
     assert {
-        "before a batch is processed", "before amend", "after amend", "before the end of a transaction",
-        "after a transaction", "before answer_request", "after answer_request",
+        "before a batch is processed", "before the end of a transaction", "after a transaction",
+        "before answer_request", "after answer_request",
     } <= crashes, crashes  # fmt: skip
 
 
