@@ -104,14 +104,18 @@ def test_the_newest_are_read_without_the_others(rig: Rig, monkeypatch: pytest.Mo
     asked: list[int | None] = []
     usual = StateDatabase.batches
 
-    def batches(self: StateDatabase, topology: str, *, limit: int | None = None) -> Any:
+    def batches(
+        self: StateDatabase, topology: str, *, limit: int | None = None, before: int | None = None
+    ) -> Any:
         asked.append(limit)
-        return usual(self, topology, limit=limit)
+        return usual(self, topology, limit=limit, before=before)
 
     monkeypatch.setattr(StateDatabase, "batches", batches)
     monkeypatch.setattr(ledgers, "_CHUNK", 4)
     assert txids(rig, last=2) == [8, 9]
     assert asked == [2]
+    assert txids(rig, last=2, before=5) == [3, 4]
+    assert asked == [2, 2]
     asked.clear()
     assert txids(rig, since=NOON + timedelta(minutes=8)) == [8, 9]
     assert asked == [4]
@@ -213,9 +217,11 @@ def test_an_unknown_txid_is_told_without_reading_the_ledger(
 ) -> None:
     usual = StateDatabase.batches
 
-    def batches(self: StateDatabase, topology: str, *, limit: int | None = None) -> Any:
+    def batches(
+        self: StateDatabase, topology: str, *, limit: int | None = None, before: int | None = None
+    ) -> Any:
         assert limit is not None, "all of it"
-        return usual(self, topology, limit=limit)
+        return usual(self, topology, limit=limit, before=before)
 
     monkeypatch.setattr(StateDatabase, "batches", batches)
     with pytest.raises(inspect.UnknownTxidError, match="no txid 77; it has txid 1 to 9"):

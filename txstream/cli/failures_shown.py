@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from txstream.api.errors import ServiceUnavailableError
 from txstream.cli.context import Cli
 from txstream.cli.databases import open_zookeeper
 from txstream.cli.inspection import shown_attempt, shown_time
 from txstream.cli.tables import escaped
+from txstream.inspect.json_documents import failing_document
 from txstream.report import shown_reasons
 from txstream.wording import counted
 
@@ -24,18 +25,6 @@ def failing_text(batch: FailingBatch) -> str:
     failed = f"{counted(batch.failed_attempts, 'attempt')} failed"
     last = f"the last one ({shown_attempt(batch.attempt)}) at {shown_time(batch.at)}"
     return f"txid {batch.txid}: {failed}, {last}: {escaped('; '.join(shown_reasons(batch.reasons)))}"
-
-
-def failing_document(batch: FailingBatch) -> dict[str, Any]:
-    """Return a failing batch as JSON values."""
-    return {
-        "txid": batch.txid,
-        "status": "failing",
-        "failed_attempts": batch.failed_attempts,
-        "last_attempt": batch.attempt,
-        "last_failed_at": batch.at.isoformat(),
-        "reasons": dict(batch.reasons),
-    }
 
 
 def failing_batch(cli: Cli, topology_id: str) -> FailingBatch | None:

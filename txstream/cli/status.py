@@ -5,7 +5,6 @@ With `--tasks`, where the tasks of a recent batch ran. Of a topology of tracked 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -21,9 +20,8 @@ from txstream.cli.databases import (
     open_zookeeper,
     warn_of_missing,
 )
-from txstream.cli.failures_shown import failing_document, failing_text
+from txstream.cli.failures_shown import failing_text
 from txstream.cli.inspection import (
-    batch_document,
     print_topologies,
     shown_attempt,
     shown_ranges,
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
     from txstream.inspect.source import SourceNow
     from txstream.placement import Assignment
     from txstream.settings import Settings
-    from txstream.zookeeper import Request
 
 # Returns a service's address and a remark. Raises when the service cannot be reached.
 Check = Callable[["Settings"], tuple[str, str | None]]
@@ -143,66 +140,23 @@ def _check_database(settings: Settings) -> tuple[str, str | None]:
 
 
 def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
-    from txstream.inspect.databases import Databases, is_tracked, open_databases
-    from txstream.inspect.json_documents import document as document_of
-    from txstream.inspect.overview import look, status_of
+    with open_zookeeper(settings) as zookeeper:
+        from txstream.inspect.standing import standing_document, standing_of
 
-    with contextlib.ExitStack() as stack:
-        zookeeper = stack.enter_context(open_zookeeper(settings))
-        from txstream.inspect.source import begin_to_ask  # with pyarrow, so only once ZooKeeper is there
-
-        source_answer = begin_to_ask(settings, look(zookeeper, topology_id))  # while the databases are read
-        databases = Databases()
-        if not is_tracked(zookeeper, topology_id):
-            databases = stack.enter_context(open_databases(settings, topology_id))
-        snapshot = look(zookeeper, topology_id, databases.opened)
-        from txstream.inspect.left_out import number_dead
-
-        # Of a database that was not looked at, nobody knows.
-        dead = None if databases.missing else number_dead(topology_id, databases.opened)
-        found = status_of(settings, snapshot, zookeeper.standbys(topology_id))
-    warn_of_missing(databases.missing)
-    last = max((one.last for one in snapshot.databases if one.last), key=lambda row: row.txid, default=None)
-    places = [one.url for one in snapshot.databases]
-    paused = _paused_line(snapshot)
-    source = source_answer()
+        stands = standing_of(settings, topology_id, zookeeper)
+    warn_of_missing(stands.missing)
+    found, snapshot, source, last = stands.status, stands.snapshot, stands.source, stands.last
     if cli.as_json:
-        document: dict[str, Any] = {
-            "topology": topology_id,
-            "uuid": found.uuid,
-            "semantics": str(found.semantics),
-            "spout": found.spout,
-            "source": found.source,
-            "tables": list(found.tables),
-            "database": places[0] if places else None,
-            "databases": places,
-            "leader": found.leader,
-            "standbys": [
-                {"driver": one.driver, "since": document_of(one.since), "standby": one.standby}
-                for one in found.standbys
-            ],
-            "paused": _paused_document(snapshot.in_force.paused),
-            "paused_next": _paused_document(snapshot.paused_next),
-            "current_txid": found.current_txid,
-            "stored_plans": list(found.stored_plans),
-            "last_batch": None if last is None else batch_document(last),
-            "positions": found.positions,
-            "lag_records": source.lag_records,
-            "unavailable": dict(source.unavailable),
-            "dead_letters": dead,
-            "failing": None if found.failing is None else failing_document(found.failing),
-            "waiting": document_of(found.waiting),
-            "trees": found.trees,
-        }
-        cli.print_json(document)
+        cli.print_json(standing_document(stands))
         return 0
+    paused = _paused_line(snapshot)
     plans = f", plans stored for {list(found.stored_plans)}" if found.stored_plans else ""
     if "tracked" in found.source:
         return _tracked(cli, found, paused)
     lines = {
         "topology": f"{topology_id} ({found.semantics})",
         "source": f"{found.spout} {found.source}",
-        "tables": f"{', '.join(found.tables)} in {', '.join(places) or 'no database yet'}",
+        "tables": f"{', '.join(found.tables)} in {', '.join(stands.places) or 'no database yet'}",
         **_drivers(found),
         **paused,
         "next txid": f"{found.current_txid}{plans}",
@@ -221,9 +175,10 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         )
         if last.error:
             lines["last error"] = escaped(last.error)
-    if dead:
+    if stands.dead_letters:
         lines["dead"] = (
-            f"{counted(dead, 'record')} left out; `txstream dead-letters list {topology_id}` says why"
+            f"{counted(stands.dead_letters, 'record')} left out; "
+            f"`txstream dead-letters list {topology_id}` says why"
         )
     if found.failing is not None:
         lines["failing"] = failing_text(found.failing)
@@ -253,10 +208,6 @@ def _tracked(cli: Cli, found: TopologyStatus, paused: dict[str, str]) -> int:
     if found.trees is not None:
         print_tree_counts(cli, found.trees)
     return 0
-
-
-def _paused_document(pause: Request | None) -> dict[str, str] | None:
-    return None if pause is None else {"since": pause.asked_at.isoformat(), "by": pause.asked_by}
 
 
 def _paused_line(snapshot: Snapshot) -> dict[str, str]:

@@ -15,6 +15,7 @@ from txstream.semantics import Semantics
 from txstream.transaction import epoch_of
 
 if TYPE_CHECKING:
+    from txstream.failing_batch import FailingBatch
     from txstream.inspect.records import (
         Batch,
         BatchDetails,
@@ -132,6 +133,18 @@ def details_document(details: BatchDetails) -> dict[str, Any]:
             for one in details.failed_attempts
         ],
         "taken_up": {name: list(txids) for name, txids in details.taken_up.items()},
+    }
+
+
+def failing_document(batch: FailingBatch) -> dict[str, Any]:
+    """Return a batch whose attempts fail."""
+    return {
+        "txid": batch.txid,
+        "status": "failing",
+        "failed_attempts": batch.failed_attempts,
+        "last_attempt": batch.attempt,
+        "last_failed_at": batch.at.isoformat(),
+        "reasons": dict(batch.reasons),
     }
 
 

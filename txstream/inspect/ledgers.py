@@ -63,17 +63,18 @@ def batches(
 
     def is_asked_for(one: Batch) -> bool:
         return (
-            (before is None or one.txid < before)
-            and (since is None or _moment(one) >= since)
+            (since is None or _moment(one) >= since)
             and (not failed or _had_trouble(one))
             and (not left_out or bool(part_of(one.first.metas, "unavailable")))
         )
 
-    is_part = before is not None or since is not None or failed or left_out
+    is_part = since is not None or failed or left_out
     limit: int | None = _CHUNK if is_part and (last is not None or since is not None) else last
     with topology_databases(settings, topology_id, missing) as databases:
         while True:
-            rows = {db.display_url: db.batches(topology_id, limit=limit) for db in databases.opened}
+            rows = {
+                db.display_url: db.batches(topology_id, limit=limit, before=before) for db in databases.opened
+            }
             merged = merge(rows)
             found = [one for one in merged if is_asked_for(one)]
             enough = last is not None and len(found) > last

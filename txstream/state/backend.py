@@ -171,8 +171,11 @@ class StateBackend(ABC):
         """Return the ledger's row of one txid; None when it has none."""
 
     @abstractmethod
-    def batches(self, topology: str, *, limit: int | None = None) -> list[BatchRecord]:
-        """Return the ledger's rows, oldest first; with `limit`, only that many of the last ones."""
+    def batches(
+        self, topology: str, *, limit: int | None = None, before: int | None = None
+    ) -> list[BatchRecord]:
+        """Return the ledger's rows, oldest first; with `before` those of smaller txids, with `limit` only
+        that many of the last ones."""
 
     def last_batch(self, topology: str) -> BatchRecord | None:
         """Return the ledger's row with the greatest txid."""

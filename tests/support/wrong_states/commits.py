@@ -208,16 +208,28 @@ class CountsItsOwnOnly(TopologyStates):
 
 @breaks("ledger-is-in-order")
 class SortedAsText(MemoryBackend):
-    def batches(self, topology: str, *, limit: int | None = None) -> list[BatchRecord]:
-        found = sorted(super().batches(topology), key=lambda row: str(row.txid))
+    def batches(
+        self, topology: str, *, limit: int | None = None, before: int | None = None
+    ) -> list[BatchRecord]:
+        found = sorted(super().batches(topology, before=before), key=lambda row: str(row.txid))
         return found if limit is None else found[-limit:]
 
 
 @breaks("ledger-is-in-order")
 class FirstOnes(MemoryBackend):
-    def batches(self, topology: str, *, limit: int | None = None) -> list[BatchRecord]:
-        found = super().batches(topology)
+    def batches(
+        self, topology: str, *, limit: int | None = None, before: int | None = None
+    ) -> list[BatchRecord]:
+        found = super().batches(topology, before=before)
         return found if limit is None else found[:limit]
+
+
+@breaks("ledger-is-in-order")
+class AlwaysFromTheEnd(MemoryBackend):
+    def batches(
+        self, topology: str, *, limit: int | None = None, before: int | None = None
+    ) -> list[BatchRecord]:
+        return super().batches(topology, limit=limit)
 
 
 @breaks("outcome-is-of-one-attempt")

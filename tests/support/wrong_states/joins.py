@@ -23,8 +23,10 @@ class Inventing(MemoryBackend):
 
 @breaks("nothing-known-is-no-error")
 class Missing(MemoryBackend):
-    def batches(self, topology: str, *, limit: int | None = None) -> list[BatchRecord]:
-        found = super().batches(topology, limit=limit)
+    def batches(
+        self, topology: str, *, limit: int | None = None, before: int | None = None
+    ) -> list[BatchRecord]:
+        found = super().batches(topology, limit=limit, before=before)
         if not found and self.read_fence(topology) is None:
             raise KeyError(topology)
         return found

@@ -322,8 +322,11 @@ class StateDatabase(StateBackend):
     def batch(self, topology: str, txid: int) -> BatchRecord | None:
         return self._read("the ledger", lambda connection: ledger.read_one(connection, topology, txid), None)
 
-    def batches(self, topology: str, *, limit: int | None = None) -> list[BatchRecord]:
-        return self._read("the ledger", lambda connection: ledger.read_last(connection, topology, limit), [])
+    def batches(
+        self, topology: str, *, limit: int | None = None, before: int | None = None
+    ) -> list[BatchRecord]:
+        read = ledger.read_last
+        return self._read("the ledger", lambda connection: read(connection, topology, limit, before), [])
 
     def oldest_txid(self, topology: str) -> Txid | None:
         return self._read("the ledger", lambda connection: ledger.oldest(connection, topology), None)

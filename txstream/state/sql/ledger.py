@@ -95,9 +95,12 @@ def prune(connection: Connection, topology: str, last: Txid) -> int:
     return connection.execute(gone).rowcount
 
 
-def read_last(connection: Connection, topology: str, limit: int | None) -> list[BatchRecord]:
-    """Return the last `limit` rows, oldest first; all rows when `limit` is None."""
-    rows = _read(connection, topology, select(batch).order_by(batch.c.txid.desc()).limit(limit))
+def read_last(
+    connection: Connection, topology: str, limit: int | None, before: int | None = None
+) -> list[BatchRecord]:
+    """Return the last `limit` rows, oldest first, of those before a txid; None for either means all."""
+    query = select(batch).order_by(batch.c.txid.desc()).limit(limit)
+    rows = _read(connection, topology, query if before is None else query.where(batch.c.txid < before))
     return rows[::-1]
 
 

@@ -188,9 +188,13 @@ class StoreBackend(StateBackend):
             found = here.get(layout.ledger_space(topology), (txid,))
         return None if found is None else layout.read_record(found)
 
-    def batches(self, topology: str, *, limit: int | None = None) -> list[BatchRecord]:
+    def batches(
+        self, topology: str, *, limit: int | None = None, before: int | None = None
+    ) -> list[BatchRecord]:
         with self.transaction() as here:
             found = sorted(here.scan(layout.ledger_space(topology)), key=lambda item: item[0])
+        if before is not None:
+            found = [item for item in found if item[0][0] < before]
         if limit is not None:
             found = found[-limit:] if limit else []
         return [layout.read_record(value) for _, value in found]

@@ -79,8 +79,8 @@ def ledger_says_committing(life: Life) -> None:
 
 @CHECKS.promise(
     "ledger-is-in-order",
-    "`batches` returns the rows in order of txid, with `limit` only the last ones; a replay replaces its "
-    "txid's row.",
+    "`batches` returns the rows in order of txid, with `before` those of smaller ones, with `limit` only the "
+    "last ones; a replay replaces its txid's row.",
     "sort by number, not by text",
 )
 def ledger_is_in_order(trial: StateTrial) -> None:
@@ -91,6 +91,8 @@ def ledger_is_in_order(trial: StateTrial) -> None:
     for limit, expected in ((None, [*range(1, 12)]), (3, [9, 10, 11]), (1, [11]), (20, [*range(1, 12)])):
         rows = life.ledger(limit=limit)
         trial.require(f"the txids with limit {limit}", expected, [row.txid for row in rows])
+    rows = trial.ask("batches are read", trial.store.batches, life.topology, limit=2, before=11)
+    trial.require("the last two txids before 11", [9, 10], [row.txid for row in rows])
     trial.require("the attempt in the replaced row", again.attempt, life.batch(11).attempt)
     found = trial.ask("a batch is looked up", trial.store.batch, life.topology, 12)
     trial.require("a txid without a row", None, found)

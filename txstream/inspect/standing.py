@@ -1,0 +1,93 @@
+"""How a topology stands: everything that `txstream status ID` shows, read once, and the same as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from txstream.inspect.databases import Databases, is_tracked, open_databases
+from txstream.inspect.json_documents import document, entry_document, failing_document
+from txstream.inspect.ledgers import entry
+from txstream.inspect.left_out import number_dead
+from txstream.inspect.overview import look, status_of
+from txstream.inspect.source import SourceNow, begin_to_ask
+
+if TYPE_CHECKING:
+    from txstream.inspect.records import MissingDatabase, TopologyStatus
+    from txstream.inspect.snapshot import Snapshot
+    from txstream.settings import Settings
+    from txstream.state import BatchRecord
+    from txstream.zookeeper import Request, ZooKeeper
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """`dead_letters` is None if a database could not be looked at: nobody knows, then."""
+
+    status: TopologyStatus
+    snapshot: Snapshot
+    source: SourceNow
+    dead_letters: int | None
+    missing: tuple[MissingDatabase, ...]
+
+    @property
+    def places(self) -> list[str]:
+        """The databases' URLs, without passwords."""
+        return [one.url for one in self.snapshot.databases]
+
+    @property
+    def last(self) -> BatchRecord | None:
+        """The newest ledger row of all databases."""
+        return max(
+            (one.last for one in self.snapshot.databases if one.last), key=lambda row: row.txid, default=None
+        )
+
+
+def standing_of(settings: Settings, topology_id: str, zookeeper: ZooKeeper) -> Standing:
+    """Read how a topology stands. Raises UnknownTopologyError, CorruptStateError, ServiceUnavailableError."""
+    source = begin_to_ask(settings, look(zookeeper, topology_id))  # while the databases are read
+    with contextlib.ExitStack() as stack:
+        databases = Databases()
+        if not is_tracked(zookeeper, topology_id):
+            databases = stack.enter_context(open_databases(settings, topology_id))
+        snapshot = look(zookeeper, topology_id, databases.opened)
+        dead = None if databases.missing else number_dead(topology_id, databases.opened)
+        status = status_of(settings, snapshot, zookeeper.standbys(topology_id))
+    return Standing(status, snapshot, source(), dead, tuple(databases.missing))
+
+
+def standing_document(found: Standing) -> dict[str, Any]:
+    """Return what `txstream status ID --json` prints."""
+    status, last = found.status, found.last
+    return {
+        "topology": status.id,
+        "uuid": status.uuid,
+        "semantics": str(status.semantics),
+        "spout": status.spout,
+        "source": status.source,
+        "tables": list(status.tables),
+        "database": found.places[0] if found.places else None,
+        "databases": found.places,
+        "leader": status.leader,
+        "standbys": [
+            {"driver": one.driver, "since": document(one.since), "standby": one.standby}
+            for one in status.standbys
+        ],
+        "paused": _paused(found.snapshot.in_force.paused),
+        "paused_next": _paused(found.snapshot.paused_next),
+        "current_txid": status.current_txid,
+        "stored_plans": list(status.stored_plans),
+        "last_batch": None if last is None else entry_document(last.txid, entry("", last)),
+        "positions": status.positions,
+        "lag_records": found.source.lag_records,
+        "unavailable": dict(found.source.unavailable),
+        "dead_letters": found.dead_letters,
+        "failing": None if status.failing is None else failing_document(status.failing),
+        "waiting": document(status.waiting),
+        "trees": status.trees,
+    }
+
+
+def _paused(pause: Request | None) -> dict[str, str] | None:
+    return None if pause is None else {"since": pause.asked_at.isoformat(), "by": pause.asked_by}
