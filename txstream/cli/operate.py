@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageError
+from txstream.api.errors import ServiceUnavailableError, UsageError
 from txstream.cli.context import Cli
 from txstream.cli.databases import UnknownTopologyError, open_zookeeper
 from txstream.cli.inspection import shown_time
 from txstream.cli.options import Id, command
 from txstream.wording import counted
+from txstream.zookeeper.asking import NotRunningError, ask
 
 if TYPE_CHECKING:
     from txstream.zookeeper import ZooKeeper
@@ -30,10 +31,7 @@ Later = Annotated[
 ]
 
 
-class NotRunningError(TxstreamError):
-    """No driver runs the topology, so nobody would answer."""
-
-    exit_status: ClassVar[int] = 1
+__all__ = ["NotRunningError", "ask", "opened", "print_answer"]
 
 
 def register(app: typer.Typer) -> None:
@@ -132,43 +130,6 @@ def opened(cli: Cli, topology_id: str) -> Iterator[ZooKeeper]:
         if topology_id not in zookeeper.topologies():
             raise UnknownTopologyError(topology_id)
         yield zookeeper
-
-
-def ask(
-    zookeeper: ZooKeeper,
-    topology_id: str,
-    kind: str,
-    body: Mapping[str, Any],
-    timeout: float,
-    *,
-    later: bool | None = None,
-) -> tuple[str, Mapping[str, Any] | None]:
-    """Make a request and wait for the answer. Return the request's id and the driver's answer. With `later`
-    do not wait, and return None for the answer; `later` is None for requests that cannot wait. Raises
-    NotRunningError when nobody could answer, UsageError when the driver refuses."""
-    from txstream.zookeeper import Kind
-
-    if not later and zookeeper.leader(topology_id) is None:
-        remedy = (
-            "nothing has to be stopped"
-            if later is None
-            else "start it first, or add --later to have its next run begin so"
-        )
-        raise NotRunningError(f"nothing runs topology {topology_id!r} now, so nobody could answer; {remedy}")
-    operator = zookeeper.requests(topology_id)
-    request_id = operator.ask(Kind(kind), body)
-    if later:
-        return request_id, None
-    answer = operator.wait_answer(request_id, timeout)
-    if answer is None:
-        raise ServiceUnavailableError(
-            f"{zookeeper.leader(topology_id) or 'the driver, which is gone,'} has not answered within "
-            f"{timeout:g} s; the request is stored, and the driver that runs topology {topology_id!r} will "
-            "still carry it out"
-        )
-    if answer.refused is not None:
-        raise UsageError(f"{topology_id} stays as it is: {answer.refused}")
-    return request_id, answer.told
 
 
 def print_answer(

@@ -5,30 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from txstream.coordinator import EmitBatch
+from txstream.drawing.timeline import Fate, Range
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.loop.open_batches import Watcher
 from txstream.transaction import TransactionAttempt
-
-Range = tuple[int, int]
-"""Positions `[start, end)` of one partition."""
-
-
-class Fate(StrEnum):
-    """What became of an attempt.
-
-    WRITTEN: it was committed, but its driver died before that was noted, and the txid was processed again.
-    DROPPED: it was given up, because an earlier batch failed or its driver died.
-    """
-
-    OPEN = "open"
-    COMMITTED = "committed"
-    WRITTEN = "written"
-    FAILED = "failed"
-    DROPPED = "dropped"
 
 
 @dataclass

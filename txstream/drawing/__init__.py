@@ -1,1 +1,1 @@
-"""A topology as a picture, for `txstream describe --svg` and for notebooks. Needs the extra `svg`."""
+"""Drawings: a topology as a picture (with the extra `svg`), the attempts of a run as a chart."""
