@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageError
-from txstream.zookeeper.requests import Kind
 
 if TYPE_CHECKING:
-    from txstream.zookeeper.client import ZooKeeper
+    from txstream.zookeeper import ZooKeeper
 
 
 class NotRunningError(TxstreamError):
@@ -30,6 +29,8 @@ def ask(
     """Make a request and wait for the answer. Return the request's id and what the driver tells. With `later`
     do not wait, and return None for the answer; `later` is None for requests that cannot wait. Raises
     NotRunningError when nobody could answer, UsageError when the driver refuses."""
+    from txstream.zookeeper import Kind
+
     if not later and zookeeper.leader(topology_id) is None:
         remedy = (
             "nothing has to be stopped"
