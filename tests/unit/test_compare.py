@@ -44,9 +44,10 @@ from txstream.compare.report import (
 )
 from txstream.compare.run import Outcome, Rows
 from txstream.compare.schedule import SCHEDULES, Fault, Injector, load_schedule
-from txstream.compare.timeline import Fate, Made, Timeline
+from txstream.compare.timeline import Made, Timeline
 from txstream.compare.truth import _OnlyTheSourceKnowsError, _row, folded_truth
 from txstream.coordinator import EmitBatch
+from txstream.drawing.timeline import Fate
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.examples import accounts, word_count
 from txstream.fault_points import Point

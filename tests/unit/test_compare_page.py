@@ -20,7 +20,8 @@ from txstream.compare.page import Chart, charts, html
 from txstream.compare.report import columns_of, figures, true_totals
 from txstream.compare.run import Outcome
 from txstream.compare.schedule import SCHEDULES, Fault, Injector
-from txstream.compare.timeline import Fate, Made, Timeline
+from txstream.compare.timeline import Made, Timeline
+from txstream.drawing.timeline import Fate
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.examples import word_count
 from txstream.fault_points import Point

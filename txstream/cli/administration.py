@@ -314,6 +314,8 @@ def up(
                 "already_running": services.already_running,
             }
         )
+    else:
+        cli.say("`txstream ui` shows in a browser what runs on them")
 
 
 def down(cli: Cli) -> None:

@@ -62,6 +62,10 @@ class Cli:
         """Print the one JSON document of a command with --json."""
         self.print(json.dumps(document, indent=2, ensure_ascii=False))
 
+    def print_line(self, document: Any) -> None:
+        """Print a JSON document in one line, for a command that goes on."""
+        self.print(json.dumps(document, ensure_ascii=False))
+
     print_pairs = staticmethod(print_pairs)
     print_table = staticmethod(print_table)
 

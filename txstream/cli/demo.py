@@ -23,6 +23,7 @@ from txstream.cli.context import Cli
 from txstream.cli.demo_services import ended_by_signals, services_for
 from txstream.cli.demo_text import count_words, make_text
 from txstream.cli.options import command
+from txstream.inspect.ledgers import throughput
 from txstream.wording import counted
 
 if TYPE_CHECKING:
@@ -322,13 +323,6 @@ def read_state(here: Demo, topology: str) -> tuple[Mapping[str, int], list[Batch
         database.close()
 
 
-def throughput(batches: Sequence[BatchRecord]) -> float:
-    """Records per second from the first commit of these batches to the last, without Spark's start."""
-    times = [row.committed_at for row in batches if row.committed_at is not None]
-    seconds = (max(times) - min(times)).total_seconds() if times else 0.0
-    return sum(row.tuples for row in batches[1:]) / seconds if seconds > 0 else 0.0
-
-
 def differences(truth: Mapping[str, int], table: Mapping[str, int]) -> list[tuple[str, int, int]]:
     """Return the words whose totals differ, each with its count in the text and in the table."""
     return [
@@ -357,7 +351,9 @@ def _tell(here: Demo, result: Result) -> int:
         return 1 if wrong else 0
     _print_top_words(here, result)
     _print_figures(here, result, figures)
-    return tell_exact(here.cli, wrong, _why_not(here, result))
+    status = tell_exact(here.cli, wrong, _why_not(here, result))
+    here.cli.say(f"see every attempt of {here.name} in a browser: `txstream up`, then `txstream ui`")
+    return status
 
 
 def tell_exact(cli: Cli, wrong: Sequence[tuple[str, int, int]], why_not: str = "") -> int:

@@ -31,6 +31,7 @@ from txstream.cli import (
     run,
     simulate,
     topic,
+    ui,
     why,
 )
 from txstream.cli.context import print_error
@@ -83,6 +84,7 @@ dead_letters.register(app)
 replay.register(app)
 why.register(app)
 repair.register(app)
+ui.register(app)
 administration.register(app)
 
 

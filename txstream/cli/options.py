@@ -89,6 +89,16 @@ _STATE_DATABASES = {
         "Another database with state of it, with its password; may be given again.",
     )
 }
+_SEVERAL_DATABASES = {
+    "database": _setting(
+        list[str] | None,
+        None,
+        "--database",
+        "URL",
+        "SQLAlchemy URL, may be given again; unset: a SQLite file in the data directory "
+        "[env: TXSTREAM_DATABASE]",
+    )
+}
 _JSON: dict[str, Any] = {
     "json_output": (
         Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")],
@@ -107,6 +117,7 @@ def command(
     data_dir: bool = True,
     json: bool = True,
     state_databases: bool = False,
+    several_databases: bool = False,
 ) -> Callable[[Command], Command]:
     """Return a decorator that registers a command with a `Cli` and the shared options that it needs."""
 
@@ -120,6 +131,8 @@ def command(
             shared |= _ADDRESSES
         if state_databases:
             shared |= _STATE_DATABASES
+        if several_databases:
+            shared |= _SEVERAL_DATABASES
 
         def run(**values: Any) -> int | None:
             cli = _make_cli({option: values.pop(option) for option in shared})
@@ -154,7 +167,11 @@ def _make_cli(values: dict[str, Any]) -> Cli:
     named: dict[str, Any] = {
         name: values[name] or None for name in ("zookeeper", "kafka", "database", "master") if name in values
     }
-    named["state_databases"] = tuple(values.get("state_database") or ())
+    others = list(values.get("state_database") or ())
+    if isinstance(named.get("database"), list):
+        first, *more = named["database"]
+        named["database"], others = first, [*more, *others]
+    named["state_databases"] = tuple(others)
     if "data_dir" in values:
         named["data_dir"] = values["data_dir"]
     if "connect_timeout" in values:

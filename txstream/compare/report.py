@@ -9,7 +9,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from txstream.compare.run import Outcome, Rows
-from txstream.compare.timeline import Fate, Made, Range
+from txstream.compare.timeline import Made
+from txstream.drawing.timeline import Fate, Range
 from txstream.wording import counted, shown
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@
 % for row in chart.rows:
 <line class="lane" x1="${row.x}" x2="${row.x + row.width}" y1="${row.y + chart.row / 2}" y2="${row.y + chart.row / 2}"/>
 <text class="end" x="${row.x - 6}" y="${row.y + chart.row / 2 + 4}">${row.text}</text>
+<text x="${row.x + row.width + 6}" y="${row.y + chart.row / 2 + 4}">${row.text}</text>
 % endfor
 % for pause in chart.pauses:
 <text class="middle" x="${pause.x + pause.width / 2}" y="${chart.top - 6}">${pause.text}</text>

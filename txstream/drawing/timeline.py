@@ -253,7 +253,7 @@ def _chart(run: Run, rows: Mapping[str, str], axis: Axis, pause_seconds: float) 
     row = max(_LOWEST, min(_HIGHEST, _ROWS // max(1, len(names))))
     row_of = {name: _TOP + number * row for number, name in enumerate(names)}
     bottom = _TOP + len(names) * row
-    drawn = Chart(axis.end + _LEAST_ROOM, bottom + 22, row=row)
+    drawn = Chart(axis.end + max(_LEAST_ROOM, axis.left), bottom + 22, row=row)
     drawn.rows = [Mark(axis.left, axis.end - axis.left, name, y) for name, y in row_of.items()]
     drawn.ticks = list(axis.ticks(bottom))
     homes = _homes(run.made)

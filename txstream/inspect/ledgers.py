@@ -181,6 +181,13 @@ def _places(entries: Iterable[LedgerEntry]) -> set[str]:
     return {entry.database for entry in entries}
 
 
+def throughput(batches: Sequence[BatchRecord | LedgerEntry]) -> float:
+    """Records per second from the first commit of these batches to the last, without Spark's start."""
+    times = [row.committed_at for row in batches if row.committed_at is not None]
+    seconds = (max(times) - min(times)).total_seconds() if times else 0.0
+    return sum(row.tuples for row in batches[1:]) / seconds if seconds > 0 else 0.0
+
+
 def entry(database: str, row: BatchRecord) -> LedgerEntry:
     """Return a ledger row with its database."""
     return LedgerEntry(

@@ -25,7 +25,13 @@ def topologies(settings: Settings | None = None) -> list[TopologySummary]:
     """Return the topologies that ZooKeeper or a database knows, by id. One whose progress cannot be read has
     a note that says so. Raises UsageError without an address of ZooKeeper, and ServiceUnavailableError."""
     settings = (settings or Settings()).resolve()
-    with open_zookeeper(settings) as zookeeper, open_databases(settings) as databases:
+    with open_zookeeper(settings) as zookeeper:
+        return topologies_in(settings, zookeeper)
+
+
+def topologies_in(settings: Settings, zookeeper: ZooKeeper) -> list[TopologySummary]:
+    """Do what `topologies` does, over a ZooKeeper that is open already."""
+    with open_databases(settings) as databases:
         fences: dict[str, list[tuple[StateBackend, FenceRow]]] = {}
         for database in databases.opened:
             for fence in database.topologies():

@@ -1,0 +1,95 @@
+"""Renders the views. Every expression of a template is escaped, unless it was drawn by `drawing.timeline`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from mako.lookup import TemplateLookup
+from starlette.responses import HTMLResponse, Response
+
+import txstream
+from txstream.drawing import timeline
+from txstream.ui.timeline import STEPS
+from txstream.ui.views import shown_attempt
+from txstream.wording import counted, in_order, shown
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+class Pages:
+    """The templates, compiled when first used."""
+
+    def __init__(self, *, allow_operate: bool) -> None:
+        # Nothing may be written beside the templates, so that they work from a folder that is read-only.
+        self._lookup = TemplateLookup(default_filters=["h"], strict_undefined=True)
+        for file in files("txstream.ui").joinpath("templates").iterdir():
+            if file.name.endswith(".mako"):
+                self._lookup.put_string(file.name, file.read_text(encoding="utf-8"))
+        self._given = {
+            "operate": allow_operate,
+            "version": txstream.__version__,
+            "address": address,
+            "age": age,
+            "attempt": shown_attempt,
+            "counted": counted,
+            "in_order": in_order,
+            "moment": moment,
+            "shown": shown,
+            "seconds": seconds,
+            "told": told,
+            "legend": lambda: timeline.legend(compared=False),
+            "svg": timeline.svg,
+            "STEPS": STEPS,
+            # What a page of one topology has, and others lack.
+            "id": None,
+            "tab": None,
+            "data": None,
+            "live": None,
+        }
+
+    def show(self, view: str, *, status: int = 200, **values: Any) -> Response:
+        """Return a page."""
+        text: str = self._lookup.get_template(f"{view}.mako").render(**(self._given | values))
+        return HTMLResponse(text, status)
+
+
+def address(topology_id: str, *parts: str, api: bool = False, **query: Any) -> str:
+    """Return the address of a topology's page or JSON. Of `query`, what is None or empty is left out."""
+    path = "/".join(quote(part, safe="") for part in ("topologies", topology_id, *parts))
+    asked: Mapping[str, Any] = {name: value for name, value in query.items() if value not in (None, [], "")}
+    return f"{'/api' if api else ''}/{path}{'?' if asked else ''}{urlencode(asked, doseq=True)}"
+
+
+def age(number: float | None) -> str:
+    """Return a duration, short and rounded."""
+    if number is None:
+        return "-"
+    if number < _MINUTE:
+        return f"{number:.0f} s" if number >= 1 or number == 0 else f"{number:.1f} s"
+    if number < 2 * _HOUR:
+        return f"{number / _MINUTE:.0f} min"
+    return f"{number / _HOUR:.0f} h" if number < 2 * _DAY else f"{number / _DAY:,.0f} days"
+
+
+def told(value: Any) -> str:
+    """Return a value of JSON in words."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {told(one)}" for name, one in value.items())
+    return " ".join(map(told, value)) if isinstance(value, (list, tuple)) else shown(value)
+
+
+def seconds(number: float) -> str:
+    """Return seconds as a step of a batch takes them."""
+    return f"{number * 1000:.0f} ms" if number < 1 else f"{number:.2f} s"
+
+
+def moment(time: datetime | str | None) -> str:
+    """Return a time, in the server's zone."""
+    if time is None:
+        return "-"
+    found = datetime.fromisoformat(time) if isinstance(time, str) else time
+    return f"{found.astimezone():%Y-%m-%d %H:%M:%S}"

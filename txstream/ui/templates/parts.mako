@@ -1,0 +1,32 @@
+<%def name="problems(missing)">
+% for words in missing:
+<p class="alert">${words}.</p>
+% endfor
+</%def>
+<%def name="spark(numbers)"><% most = max(numbers) or 1 %>
+<svg class="spark" viewBox="0 0 ${len(numbers) * 12} 40" width="${len(numbers) * 12}" height="40" role="img" aria-label="${", ".join(f"{one:,}" for one in numbers)}">
+% for place, one in enumerate(numbers):
+<rect class="c0" x="${place * 12 + 1}" y="${40 - 38 * one / most}" width="10" height="${38 * one / most}"><title>${f"{one:,}"}</title></rect>
+% endfor
+</svg>
+</%def>
+<%def name="rows(found)">
+<div class="wide" tabindex="0" role="region" aria-label="Rows">
+<table>
+<thead><tr>
+% for name, value in found[0].items():
+<th scope="col"${' class="n"' if isinstance(value, (int, float)) and not isinstance(value, bool) else '' | n}>${name}</th>
+% endfor
+</tr></thead>
+<tbody>
+% for row in found:
+<tr>
+% for value in row.values():
+<td${' class="n"' if isinstance(value, (int, float)) and not isinstance(value, bool) else '' | n}>${shown(value)}</td>
+% endfor
+</tr>
+% endfor
+</tbody>
+</table>
+</div>
+</%def>

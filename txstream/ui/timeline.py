@@ -1,0 +1,140 @@
+"""Batches of a ledger as a chart: what the ledger has of attempts, outages and drivers.
+
+The ledger does not say when an attempt began that failed: it is drawn from the end of the one before it, or
+from its plan. A committed one begins with its plan, or when the attempt before it had failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+from txstream.drawing.timeline import Chart, Fate, Range, Run, charts
+from txstream.inspect.ledgers import COMMITTED, details, part_of
+from txstream.transaction import epoch_of
+
+if TYPE_CHECKING:
+    from txstream.inspect.records import Batch, BatchDetails, PartitionRange
+
+STEPS = ("plan", "process", "wait", "commit")
+_USUAL_GAPS = 8  # a pause is drawn if it is so much longer than most gaps between two attempts
+
+
+@dataclass(frozen=True)
+class Attempt:
+    txid: int
+    ranges: Mapping[str, Range]
+    began: float
+    ended: float | None
+    fate: Fate
+
+
+@dataclass
+class Outage:
+    partition: str
+    began: float
+    ended: float | None = None
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Seconds of one txid by step, in the column of its committed attempt."""
+
+    txid: int
+    x: float
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    chart: Chart
+    bars: tuple[Bars, ...]
+
+    @property
+    def longest(self) -> float:
+        return max((sum(one.seconds.values()) for one in self.bars), default=0.0)
+
+
+def drawn(batches: Sequence[Batch]) -> Drawn | None:
+    """Return the chart of consecutive batches, oldest first; None without any."""
+    if not batches:
+        return None
+    attempts: list[Attempt] = []
+    outages: list[Outage] = []
+    open_outages: dict[str, Outage] = {}
+    deaths: list[tuple[float, str]] = []
+    epoch: int | None = None
+    for batch in batches:
+        found = details(batch)
+        made = _attempts(found)
+        attempts += made
+        began = made[-1].began
+        leader = epoch_of(batch.first.attempt)
+        if epoch is not None and leader != epoch:
+            deaths.append((made[0].began, f"epoch {leader} leads"))
+        epoch = leader
+        away = part_of(batch.first.metas, "unavailable")
+        for name in [name for name in open_outages if name not in away]:
+            open_outages.pop(name).ended = began
+        for name in away:
+            if name not in open_outages:
+                open_outages[name] = Outage(name, made[0].began)
+                outages.append(open_outages[name])
+    attempts.sort(key=lambda one: one.began)
+    gaps = [later.began - earlier.began for earlier, later in pairwise(attempts)]
+    pause_seconds = max(1.0, _USUAL_GAPS * median(gaps)) if gaps else 1.0
+    (chart,) = charts([Run(attempts, outages, deaths)], pause_seconds=pause_seconds)
+    places = {
+        one.txid: mark.x
+        for one, mark in zip(attempts, chart.columns, strict=True)
+        if one.fate is Fate.COMMITTED
+    }
+    bars = tuple(
+        Bars(batch.txid, places[batch.txid], seconds_of(details(batch)))
+        for batch in batches
+        if batch.txid in places
+    )
+    return Drawn(chart, bars)
+
+
+def seconds_of(found: BatchDetails) -> dict[str, float]:
+    """Return how long a committed batch was planned, processed, waited for its turn, and was committed."""
+    row, timings = found.batch.first, found.timings
+    commit = sum(timings.get(step, 0.0) for step in ("commit_bolts", "begin", "write"))
+    if row.committed_at is None:
+        return {}
+    after = max(0.0, (row.committed_at - row.processed_at).total_seconds())
+    commit = min(commit, after)
+    return {
+        "plan": timings.get("plan", 0.0) + timings.get("persist", 0.0),
+        "process": timings.get("job", max(0.0, (row.processed_at - row.planned_at).total_seconds())),
+        "wait": after - commit,
+        "commit": commit,
+    }
+
+
+def _attempts(found: BatchDetails) -> list[Attempt]:
+    row = found.batch.first
+    planned = row.planned_at.timestamp()
+    made: list[Attempt] = []
+    before: float | None = None
+    for failed in found.failed_attempts:
+        ended = planned if failed.failed_at is None else failed.failed_at.timestamp()
+        began = before if before is not None else min(planned, ended)
+        ranges = _ranges(found.ranges if failed.ranges is None else failed.ranges)
+        made.append(Attempt(found.batch.txid, ranges, began, ended, Fate.FAILED))
+        before = ended
+    began = planned if before is None else max(planned, before)
+    ended = max(began, (row.committed_at or row.processed_at).timestamp())
+    fate = Fate.COMMITTED if found.batch.status == COMMITTED else Fate.OPEN
+    made.append(Attempt(found.batch.txid, _ranges(found.ranges), began, ended, fate))
+    return made
+
+
+def _ranges(ranges: Sequence[PartitionRange]) -> dict[str, Range]:
+    return {
+        one.partition: (one.start, one.end) for one in ranges if one.start is not None and one.end is not None
+    }

@@ -1,0 +1,474 @@
+"""What each view shows, as plain values: a page renders it, and the same is its JSON.
+
+Every function reads through a `Site`, and raises what inspection raises.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from txstream import inspect
+from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageError
+from txstream.inspect.json_documents import (
+    batch_document,
+    details_document,
+    document,
+    failing_document,
+    flat_row,
+)
+from txstream.inspect.ledgers import failed_attempts, part_of, throughput
+from txstream.inspect.overview import look
+from txstream.inspect.standing import Standing, standing_document
+from txstream.transaction import epoch_of, sequence_of
+from txstream.wording import in_order
+
+if TYPE_CHECKING:
+    from txstream.inspect.records import Batch, MissingDatabase, TopologySummary
+    from txstream.ui.site import Site
+
+DEFAULT_BATCHES = 1_000
+MOST_BATCHES = 10_000
+LOOKED_BACK = 2_000
+"""How many batches the list of failures looks at: the whole ledger would take too long."""
+
+_RECENT = 20
+_MOST_ROWS = 50
+_MOST_PARTITIONS = 100
+_MOST_LETTERS = 20
+
+
+# --- the JSON of commands ----------------------------------------------------------------------------------
+
+
+def topologies(site: Site) -> list[dict[str, Any]]:
+    """As `txstream topologies --json`."""
+    return [document(one) for one in site.topologies()]
+
+
+def topology(site: Site, topology_id: str) -> dict[str, Any]:
+    """As `txstream status ID --json`."""
+    return standing_document(site.standing(topology_id))
+
+
+def batches(
+    site: Site, topology_id: str, before: int | None = None, limit: int | None = None
+) -> list[dict[str, Any]]:
+    """As `txstream batches ID --json`, with `limit` as its `--last`; without, the newest thousand."""
+    return [batch_document(one) for one in _batches(site, topology_id, before, limit or DEFAULT_BATCHES, [])]
+
+
+def batch(site: Site, topology_id: str, txid: int) -> dict[str, Any]:
+    """As `txstream show ID TXID --json`."""
+    try:
+        return details_document(inspect.batch(topology_id, txid, site.settings, missing=[]))
+    except inspect.UnknownTxidError:
+        with site.zookeeper() as zookeeper:
+            failing = look(zookeeper, topology_id).failing
+        if failing is None or failing.txid != txid:
+            raise
+        return {"topology": topology_id, **failing_document(failing)}
+
+
+def _batches(
+    site: Site, topology_id: str, before: int | None, limit: int, missing: list[MissingDatabase]
+) -> list[Batch]:
+    if not 1 <= limit <= MOST_BATCHES:
+        raise UsageError(f"limit is {limit}; it must be from 1 to {MOST_BATCHES}")
+
+    def read() -> tuple[list[Batch], list[MissingDatabase]]:
+        left_out: list[MissingDatabase] = []
+        found = inspect.batches(topology_id, site.settings, last=limit, before=before, missing=left_out)
+        return found, left_out
+
+    found, left_out = site.memo(("batches", topology_id, before, limit), read)
+    missing += left_out
+    return found
+
+
+# --- topologies --------------------------------------------------------------------------------------------
+
+
+def overview(site: Site) -> list[dict[str, Any]]:
+    """Return a row for each topology, those that need somebody first."""
+    listed = site.topologies()
+    if not listed:
+        return []
+    with ThreadPoolExecutor(min(8, len(listed))) as pool:
+        rows = list(pool.map(lambda one: site.memo(("row", one.id), lambda: _row(site, one)), listed))
+    return sorted(rows, key=lambda row: (_WORST_FIRST.index(row["state"]), row["id"]))
+
+
+_WORST_FIRST = ("unreadable", "failing", "waiting", "paused", "running", "not running")
+
+
+def _row(site: Site, summary: TopologySummary) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": summary.id,
+        "kind": summary.kind,
+        "committed_txid": summary.txid,
+        "leader": summary.leader,
+        "note": summary.note,
+        "state": "not running" if summary.leader is None else "running",
+    }
+    try:
+        found = site.standing(summary.id)
+    except TxstreamError as error:
+        # One that ZooKeeper does not know is at rest; of any other, something cannot be read.
+        state = "not running" if isinstance(error, inspect.UnknownTopologyError) else "unreadable"
+        return row | {"state": state, "note": row["note"] or str(error)}
+    return row | standing_row(site, found)
+
+
+def standing_row(site: Site, found: Standing) -> dict[str, Any]:
+    """Return what a topology's line shows."""
+    status, last = found.status, found.last
+    paused = found.snapshot.in_force.paused
+    recent: Sequence[Batch] = []
+    if last is not None and not found.missing:
+        recent = _batches(site, status.id, None, _RECENT, [])
+    per_second = throughput([one.first for one in recent]) if status.leader else 0.0
+    lag = found.source.lag_records
+    age = None
+    if last is not None and last.committed_at is not None:
+        age = max(0.0, (datetime.now(UTC) - last.committed_at).total_seconds())
+    return {
+        "state": state_of(found),
+        "kind": "tracked" if "tracked" in status.source else str(status.semantics),
+        "committed_txid": status.current_txid - 1,
+        "committed_at": None if last is None else document(last.committed_at),
+        "age_seconds": age,
+        "records_per_second": round(per_second, 1),
+        "lag_records": lag,
+        "lag_seconds": round(lag / per_second, 1) if lag and per_second else 0.0 if lag == 0 else None,
+        "lag_unknown": found.source.unknown,
+        "unavailable": dict(found.source.unavailable),
+        "stored_plans": list(status.stored_plans),
+        "dead_letters": found.dead_letters,
+        "leader": status.leader,
+        "standbys": [one.driver for one in status.standbys],
+        "waiting": [str(one) for one in status.waiting],
+        "paused": None if paused is None else paused.shown,
+        "failing": None if status.failing is None else failing_document(status.failing),
+        "missing": [str(one) for one in found.missing],
+        "tuples": [one.first.tuples for one in recent],
+    }
+
+
+def state_of(found: Standing) -> str:
+    """Return one word, or two, for how a topology is."""
+    status = found.status
+    if status.leader is None:
+        return "not running"
+    if status.waiting:
+        return "waiting"
+    if status.failing is not None:
+        return "failing"
+    return "running" if found.snapshot.in_force.paused is None else "paused"
+
+
+# --- one topology ------------------------------------------------------------------------------------------
+
+
+def timeline(
+    site: Site, topology_id: str, before: int | None, limit: int
+) -> tuple[list[Batch], dict[str, Any]]:
+    """Return consecutive batches, and where the pages before and after them begin."""
+    missing: list[MissingDatabase] = []
+    found = _batches(site, topology_id, before, limit, missing)
+    newest = before is None
+    older = found[0].txid if found and found[0].txid > 1 and len(found) == limit else None
+    return found, {
+        "older": older,
+        "newer": None if newest or not found else found[-1].txid + 1 + limit,
+        "missing": [str(one) for one in missing],
+    }
+
+
+def changes(site: Site, topology_id: str, txid: int, tables: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what a batch changed in each table, some rows of each. A table that cannot say so says why."""
+    found = []
+    for table in tables:
+        try:
+            diff = inspect.diff(topology_id, table, txid, site.settings, limit=_MOST_ROWS)
+            found.append(document(diff))
+        except TxstreamError as error:
+            found.append({"table": table, "error": str(error)})
+    return found
+
+
+def source(site: Site, topology_id: str) -> dict[str, Any]:
+    """Return the partitions: where the last committed batch ended, who is away and since which txid, gaps."""
+    found = site.standing(topology_id)
+    recent = _batches(site, topology_id, None, _RECENT * 5, []) if found.last is not None else []
+    since: dict[str, dict[str, Any]] = {}
+    for one in recent:
+        away = part_of(one.first.metas, "unavailable")
+        for name in [name for name in since if name not in away]:
+            del since[name]
+        for name, why in away.items():
+            moment = one.first.committed_at or one.first.planned_at
+            since.setdefault(name, {"txid": one.txid, "since": document(moment), "reason": str(why)})
+    for name, why in found.source.unavailable.items():
+        since.setdefault(name, {"txid": None, "since": None, "reason": str(why)})
+    gaps = [
+        {"txid": one.txid, "partition": name, "from": meta["skipped_from"], "to": meta.get("start")}
+        for one in recent
+        for part in ("partitions", "carried")
+        for name, meta in part_of(one.first.metas, part).items()
+        if isinstance(meta, Mapping) and meta.get("skipped_from") is not None
+    ]
+    read: Counter[str] = Counter()
+    for one in recent:
+        for name, meta in part_of(one.first.metas, "partitions").items():
+            if isinstance(meta, Mapping) and isinstance(meta.get("end"), int):
+                read[name] += meta["end"] - int(meta.get("start") or 0)
+    names = sorted({*found.status.positions, *since}, key=in_order)
+    shown = sorted(names, key=lambda name: (name not in since, -read[name], in_order(name)))
+    return {
+        "topology": topology_id,
+        "spout": found.status.spout,
+        "source": document(found.status.source),
+        "lag_records": found.source.lag_records,
+        "lag_unknown": found.source.unknown,
+        "looked_back": len(recent),
+        "partitions": [
+            {
+                "partition": name,
+                "next": document(found.status.positions.get(name)),
+                "records_recently": read[name],
+                "away": since.get(name),
+            }
+            for name in shown[:_MOST_PARTITIONS]
+        ],
+        "more_partitions": max(0, len(shown) - _MOST_PARTITIONS),
+        "away": len(since),
+        "gaps": gaps[-_MOST_ROWS:],
+        "missing": [str(one) for one in found.missing],
+    }
+
+
+def failures(site: Site, topology_id: str, before: int | None = None) -> dict[str, Any]:
+    """Return why attempts failed, in some of the ledger's batches, and the dead letters by component and
+    exception."""
+    from txstream.engine.loop.retry_policy import reason_of
+
+    missing: list[MissingDatabase] = []
+    looked = _batches(site, topology_id, before, LOOKED_BACK, missing)
+    reasons: dict[str, dict[str, Any]] = {}
+    for one in looked:
+        for failed in max((failed_attempts(entry) for entry in one.entries), key=len):
+            group = reasons.setdefault(reason_of(failed.error), {"attempts": 0, "txids": []})
+            group["attempts"] += 1
+            group |= {"last": document(failed.failed_at), "error": failed.error}
+            if group["txids"][-1:] != [one.txid]:
+                group["txids"].append(one.txid)
+    letters = site.memo(
+        ("letters", topology_id),
+        lambda: inspect.dead_letters(topology_id, site.settings, whole=False, missing=[]).to_pylist(),
+        2.0,
+    )
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in letters:
+        groups.setdefault((row["component"], row["exception"]), []).append(row)
+    return {
+        "topology": topology_id,
+        "looked_at": [looked[0].txid, looked[-1].txid] if looked else None,
+        "older": looked[0].txid if looked and looked[0].txid > 1 and len(looked) == LOOKED_BACK else None,
+        "reasons": sorted(
+            (
+                {"reason": reason, **group, "batches": len(group["txids"]), "txids": group["txids"][-12:]}
+                for reason, group in reasons.items()
+            ),
+            key=lambda group: -group["attempts"],
+        ),
+        "dead_letters": [
+            {
+                "component": component,
+                "exception": exception,
+                "dead": sum(row["status"] == "dead" for row in rows),
+                "retried": sum(row["status"] != "dead" for row in rows),
+                "newest": [
+                    {name: document(row[name]) for name in ("txid", "place", "message", "status", "when")}
+                    for row in rows[-_MOST_LETTERS:][::-1]
+                ],
+            }
+            for (component, exception), rows in sorted(groups.items())
+        ],
+        "missing": [str(one) for one in missing],
+    }
+
+
+def trust(site: Site, topology_id: str) -> dict[str, Any]:
+    """Return who leads, what each database's fence and ledger say, and the last fsck made from this page."""
+    found = site.standing(topology_id)
+    snapshot, checked = found.snapshot, site.checked.get(topology_id)
+    return {
+        "topology": topology_id,
+        "uuid": found.status.uuid,
+        "leader": snapshot.leader,
+        "standbys": [document(replace(one, process=None)) for one in found.status.standbys],
+        "epoch": snapshot.epoch,
+        "current_txid": found.status.current_txid,
+        "databases": [
+            {
+                "database": one.url,
+                "fence_epoch": None if one.fence is None else epoch_of(one.fence.attempt),
+                "fence": None if one.fence is None else shown_attempt(one.fence.attempt),
+                "uuid": one.uuid,
+                "last_txid": None if one.last is None else one.last.txid,
+                "last_attempt": None if one.last is None else shown_attempt(one.last.attempt),
+                "last_status": None if one.last is None else one.last.status,
+                "digests": {} if one.last is None else document(one.last.details.get("digests") or {}),
+            }
+            for one in snapshot.databases
+        ],
+        "missing": [str(one) for one in found.missing],
+        "fsck": None
+        if checked is None
+        else {
+            "at": document(datetime.fromtimestamp(checked[0], UTC)),
+            "clean": checked[1].is_clean,
+            **document(checked[1]),
+        },
+    }
+
+
+def check(site: Site, topology_id: str) -> None:
+    """Run `fsck`, and keep its answer for `trust`."""
+    report = site.memo(("fsck", topology_id), lambda: inspect.fsck(topology_id, site.settings))
+    site.checked[topology_id] = (time.time(), report)
+
+
+def state(site: Site, topology_id: str) -> dict[str, Any]:
+    """Return the state tables."""
+
+    def read() -> dict[str, Any]:
+        missing: list[MissingDatabase] = []
+        found = inspect.states(topology_id, site.settings, missing=missing)
+        told = [str(one) for one in missing]
+        return {"topology": topology_id, "tables": document(found), "missing": told}
+
+    return site.memo(("states", topology_id), read, 2.0)
+
+
+def table(
+    site: Site,
+    topology_id: str,
+    name: str,
+    key: Sequence[str] = (),
+    place: str | None = None,
+) -> dict[str, Any]:
+    """Return the rows with the greatest values of a table, or the row of a key, by its columns."""
+    if key:
+        rows = inspect.get(topology_id, name, key, site.settings, database=place, parse=True)
+    else:
+        rows = site.memo(
+            ("top", topology_id, name, place),
+            lambda: inspect.top(topology_id, name, _RECENT, site.settings, database=place),
+            2.0,
+        )
+    keys = next((one["key"] for one in state(site, topology_id)["tables"] if one["table"] == name), "")
+    return {
+        "topology": topology_id,
+        "table": name,
+        "database": rows.database,
+        "as_of": rows.as_of,
+        "key_columns": [part.split()[0] for part in keys.split(", ") if part],
+        "key": list(key),
+        "rows": [flat_row(row, rows.semantics) for row in rows.rows],
+        "notes": list(rows.notes),
+    }
+
+
+def why(site: Site, topology_id: str, name: str, key: Sequence[str]) -> dict[str, Any]:
+    """Return which records made a value: batches run again, in this process."""
+    made = site.code_of(topology_id)
+    found: dict[str, Any] = document(
+        inspect.why(made, name, list(key), site.settings, limit=_RECENT, within=LOOKED_BACK, parse=True)
+    )
+    return found
+
+
+def again(site: Site, topology_id: str, txid: int) -> dict[str, Any]:
+    """Return whether a batch would be the same today."""
+    found = inspect.replay(site.code_of(topology_id), txid, site.settings)
+    return {"topology": topology_id, "txid": txid, "same": found.same, "shown": found.shown} | {
+        "tables": document(found.tables)
+    }
+
+
+def graph(site: Site, topology_id: str) -> bytes:
+    """Return the drawing of the topology's code, as `txstream describe --svg` makes it."""
+    made = site.code_of(topology_id)
+    try:
+        from txstream.drawing.topology import draw_topology
+    except ImportError as error:
+        raise UsageError(
+            f"the graph is drawn with matplotlib, which cannot be imported ({error}); "
+            "type pip install 'txstream[svg]'"
+        ) from error
+    return site.memo(("graph", topology_id), lambda: draw_topology(made), 3600.0)
+
+
+def tasks(site: Site, topology_id: str) -> list[dict[str, Any]]:
+    """Return the tasks of a recent batch by component, as the leader noted them: the slowest first."""
+    from txstream.batch_metas import MetaCodec
+    from txstream.zookeeper import ASSIGNMENT, Paths
+
+    with site.zookeeper() as zookeeper:
+        assignment = zookeeper.progress(topology_id, MetaCodec(Paths)).notes.get(ASSIGNMENT)
+    if assignment is None:
+        return []
+    found: dict[str, dict[str, Any]] = {}
+    for place in assignment.in_order():
+        row = found.setdefault(
+            place.component,
+            {"component": place.component, "tasks": 0, "tuples": 0, "seconds": 0.0, "slowest": place.task},
+        )
+        row["tasks"] += 1
+        row["tuples"] += place.tuples
+        if place.seconds > row["seconds"]:
+            row |= {"seconds": place.seconds, "slowest": place.task, "host": place.host}
+    return list(found.values())
+
+
+def shown_attempt(attempt: int) -> str:
+    return f"{epoch_of(attempt)}.{sequence_of(attempt)}"
+
+
+def act(site: Site, topology_id: str, kind: str, components: Sequence[str] = ()) -> str:
+    """Ask the driver, and return what it did in a sentence."""
+    told = site.ask(topology_id, kind, {"components": list(components)} if components else {})
+    if kind == "pause":
+        after = (told or {}).get("after")
+        return f"{topology_id} is paused" + (
+            "" if after is None else f"; nothing is opened after txid {after}"
+        )
+    if kind == "resume":
+        return f"{topology_id} goes on"
+    if kind == "retry":
+        return f"{topology_id} retries its dead letters"
+    return f"{topology_id} ends once what is open is committed"
+
+
+ACTIONS = {
+    "pause": "Pause {id}? Open batches finish; no further one is opened until it is resumed.",
+    "resume": "Resume {id}? It opens batches again.",
+    "retry": "Retry the dead letters of {id}? They are processed again, with the code that runs now.",
+    "stop": "Stop {id}? Its run ends between two batches, and its standbys end with it.",
+}
+"""What can be asked of a driver from the page, and the question before it."""
+
+STATUS_OF = (
+    (inspect.UnknownTopologyError, 404),
+    (inspect.UnknownTxidError, 404),
+    (UsageError, 400),
+    (ServiceUnavailableError, 503),
+)
+"""The HTTP status of an error; any other is a 500."""
