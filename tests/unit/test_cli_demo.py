@@ -15,8 +15,9 @@ import pytest
 
 from txstream.cli import demo_services
 from txstream.cli.context import Cli
-from txstream.cli.demo import Demo, Result, _tell, differences, throughput
+from txstream.cli.demo import Demo, Result, _tell, differences
 from txstream.cli.demo_text import VOCABULARY, count_words, make_text, vocabulary
+from txstream.inspect.ledgers import throughput
 from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import BatchRecord

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from txstream.api.errors import PartitionUnavailableError
-from txstream.compare.page import Chart, charts, html
+from txstream.compare.page import charts, html
 from txstream.compare.report import columns_of, figures, true_totals
 from txstream.compare.run import Outcome
 from txstream.compare.schedule import SCHEDULES, Fault, Injector
 from txstream.compare.timeline import Made, Timeline
-from txstream.drawing.timeline import Fate
+from txstream.drawing.timeline import Chart, Fate
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.examples import word_count
 from txstream.fault_points import Point

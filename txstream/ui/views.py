@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from txstream import inspect
-from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageError
+from txstream.api.errors import ServiceUnavailableError, StateTableError, TxstreamError, UsageError
 from txstream.inspect.json_documents import (
     batch_document,
     details_document,
@@ -468,6 +468,7 @@ ACTIONS = {
 STATUS_OF = (
     (inspect.UnknownTopologyError, 404),
     (inspect.UnknownTxidError, 404),
+    (StateTableError, 404),
     (UsageError, 400),
     (ServiceUnavailableError, 503),
 )

@@ -1,0 +1,299 @@
+"""What the page shows and answers, over a SQLite ledger and a ZooKeeper in memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.states import Rig
+from support.ui_site import AWAY, TXIDS, Served, filled
+
+from txstream.api.errors import ServiceUnavailableError
+from txstream.cli import failures_shown, status
+from txstream.cli.main import main
+from txstream.failing_batch import FailingBatch, Wait
+from txstream.inspect import overview
+from txstream.state import StateDatabase
+from txstream.transaction import Txid, attempt_id
+from txstream.ui import site as site_module, views
+from txstream.zookeeper import FAILING, WAITING, Kind
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+VIEWS = (
+    "",
+    "/timeline",
+    "/batches/5",
+    "/source",
+    "/state",
+    "/state/words",
+    "/failures",
+    "/trust",
+    "/graph",
+)
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("ZOOKEEPER", "KAFKA", "DATABASE", "MASTER", "STATE_DATABASES"):
+        monkeypatch.delenv(f"TXSTREAM_{name}", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    rig = filled(tmp_path_factory.mktemp("ledger"))
+    yield rig
+    rig.database.close()
+
+
+@pytest.fixture
+def served(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> Served:
+    return Served(ledger, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        (["topologies"], "/api/topologies"),
+        (["status", "words"], "/api/topologies/words"),
+        (["batches", "words"], "/api/topologies/words/batches"),
+        (
+            ["batches", "words", "--before", "20", "--last", "4"],
+            "/api/topologies/words/batches?before=20&limit=4",
+        ),
+        (["show", "words", "11"], "/api/topologies/words/batches/11"),
+        (["show", "words", "31"], "/api/topologies/words/batches/31"),
+    ],
+)
+def test_json_is_what_the_command_prints(
+    ledger: Rig,
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    path: str,
+) -> None:
+    reasons = {"the service is away": 3}
+    served.store.notes.put(FAILING, FailingBatch(Txid(TXIDS + 1), attempt_id(2, 9), NOON, reasons))
+    for module in (status, overview, failures_shown):
+        monkeypatch.setattr(module, "open_zookeeper", served.zookeeper.opened)
+    assert main([*command, "--database", ledger.url, "--zookeeper", "127.0.0.1:1", "--json"]) == 0
+    assert served.json(path) == json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/topologies/nix", 404, "there is no topology 'nix'"),
+        ("/topologies/nix/batches", 404, "there is no topology 'nix'"),
+        ("/topologies/words/batches/99", 404, "no txid 99; it has txid 1 to 30"),
+        ("/topologies/words/batches?before=x", 400, "before is 'x'"),
+        ("/topologies/words/batches?limit=0", 400, "limit is '0'"),
+        ("/topologies/words/batches?limit=10001", 400, "from 1 to 10000"),
+        ("/topologies/words/state/nix", 404, "no state table 'nix'"),
+        ("/nowhere", 404, "not found"),
+    ],
+)
+def test_an_error_has_its_status_and_the_words_of_the_command(
+    served: Served, path: str, status: int, words: str
+) -> None:
+    assert words in served.json(f"/api{path}", status)["error"]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_escapes_what_it_shows_and_loads_nothing_from_elsewhere(served: Served, view: str) -> None:
+    text = served.get(f"/topologies/words{view}")
+    assert "<b>bad" not in text
+    assert not re.search(r"https?://|<style|\bstyle=|<script(?! src=\"/static/)|\bon\w+=", text)
+    assert text.count("<h1") == 1
+
+
+@pytest.mark.parametrize("view", ["", "/trust", "/batches/31", "/source"])
+def test_a_zookeeper_that_is_away_is_told_in_words(served: Served, view: str) -> None:
+    served.away = True
+    words = "ZooKeeper at 127.0.0.1:1 did not answer"
+    assert words in served.get(f"/topologies/words{view}", 503)
+    assert words in served.json("/api/topologies/words", 503)["error"]
+    assert words in served.get("/", 503)
+    served.away = False
+    served.forget()
+    served.get("/topologies/words")
+
+
+def test_a_database_that_is_away_is_told_in_words(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(database: StateDatabase) -> None:
+        raise ServiceUnavailableError(f"database {database.display_url} does not answer")
+
+    monkeypatch.setattr(StateDatabase, "check", check)
+    for view in ("", "/timeline", "/batches/3", "/state", "/failures", "/trust"):
+        text = served.get(f"/topologies/words{view}", 503)
+        assert "state.db does not answer" in text
+        assert "Traceback" not in text
+    assert "does not answer" in served.json("/api/topologies/words/batches", 503)["error"]
+
+
+def test_topologies_say_what_waits_and_for_what(served: Served) -> None:
+    served.store.notes.put(WAITING, [Wait(f"partition {AWAY}", NOON, "txid 31 must hold the same", "gone")])
+    text = served.get("/")
+    assert f"waiting for partition {AWAY} since" in text
+    assert ">waiting<" in text
+    (row,) = served.json("/api/overview")
+    assert (row["state"], row["committed_txid"], row["dead_letters"]) == ("waiting", TXIDS, 0)
+    assert row["leader"]
+
+
+def test_the_timeline_has_attempts_outage_and_pages(served: Served) -> None:
+    text = served.get("/topologies/words/timeline?before=16&limit=15")
+    assert "attempt 1 of txid 5 failed" in text
+    assert "attempt 2 of txid 5 committed" in text
+    assert "partition 1 away" in text
+    assert 'href="/topologies/words/timeline?before=31&amp;limit=15"' in text
+    assert "← older" not in text
+    newest = served.get("/topologies/words/timeline?limit=10")
+    assert 'href="/topologies/words/timeline?before=21&amp;limit=10"' in newest
+    assert "newer →" not in newest
+
+
+def test_a_batch_says_who_took_up_what_it_left_out(served: Served) -> None:
+    text = served.get("/topologies/words/batches/11")
+    assert f"<b>{AWAY}</b>: broker 2 does not answer" in text
+    assert 'href="/topologies/words/batches/13"' in text
+    assert "&lt;b&gt;bad&lt;/b&gt;" in served.get("/topologies/words/batches/5")
+    changed = served.json("/api/topologies/words/batches/30")
+    assert changed["keys"] == 2
+    assert "w30" in served.get("/topologies/words/batches/30")
+
+
+def test_failures_are_grouped_by_reason(served: Served) -> None:
+    found = served.json("/api/topologies/words/failures")
+    (group,) = found["reasons"]
+    assert (group["attempts"], group["txids"]) == (1, [5])
+    assert found["looked_at"] == [1, TXIDS]
+
+
+def test_state_shows_the_greatest_values_and_the_row_of_a_key(served: Served) -> None:
+    found = served.json("/api/topologies/words/state/words")
+    assert found["rows"][0] == {"word": "the", "n": 30, "prev_n": 29, "txid": 30}
+    one = served.json("/api/topologies/words/state/words?key=w7")
+    assert [row["n"] for row in one["rows"]] == [1]
+    assert "There is no row of this key" in served.get("/topologies/words/state/words?key=nix")
+
+
+def test_trust_has_fences_and_the_fsck_that_was_asked_for(served: Served) -> None:
+    (place,) = served.json("/api/topologies/words/trust")["databases"]
+    assert (place["fence_epoch"], place["last_txid"]) == (1, TXIDS)
+    assert served.json("/api/topologies/words/trust")["fsck"] is None
+    assert served.post("/topologies/words/fsck").status_code == 303
+    found = served.json("/api/topologies/words/trust")["fsck"]
+    assert found["checked"]
+    assert "It was not checked" not in served.get("/topologies/words/trust")
+
+
+def test_a_thousand_partitions_are_grouped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = filled(tmp_path, 0)
+    for txid in (1, 2, 3):
+        parts = {f"lines/{n}": {"start": txid, "end": txid + 1} for n in range(1000)}
+        away = {f"lines/{n}": "gone" for n in range(500, 600)} if txid == 2 else {}
+        kept = {name: one for name, one in parts.items() if name not in away}
+        rig.commit(txid, {"a": 1}, metas={"partitions": kept, "unavailable": away})
+    served = Served(rig, monkeypatch, partitions=1000)
+    text = served.get("/topologies/words/timeline")
+    assert text.count('class="lane"') <= 64
+    assert "100 partitions away" in text
+    assert "16 partitions, 16 records" in text
+    assert len(served.json("/api/topologies/words/source")["partitions"]) == 100
+    assert served.get("/topologies/words/batches/2").count("<tr>") < 100
+
+
+def test_a_view_reads_only_the_rows_that_it_shows(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[int | None] = []
+    usual = StateDatabase.batches
+
+    def batches(self: StateDatabase, topology: str, *, limit: int | None = None, **more: Any) -> Any:
+        limits.append(limit)
+        return usual(self, topology, limit=limit, **more)
+
+    monkeypatch.setattr(StateDatabase, "batches", batches)
+    for view in VIEWS:
+        served.get(f"/topologies/words{view}")
+    served.get("/topologies/words/timeline?before=9")
+    assert None not in limits
+    assert max(one or 0 for one in limits) <= views.LOOKED_BACK
+
+
+# --- what can be done --------------------------------------------------------------------------------------
+
+
+def test_nothing_can_be_done_unless_it_is_allowed(served: Served) -> None:
+    for path in ("ask/pause", "ask/retry", "batches/5/again", "state/words/why?key=the"):
+        answer = served.post(f"/topologies/words/{path}")
+        assert answer.status_code == 403, path
+        assert "--allow-operate" in answer.text
+    assert "Pause" not in served.get("/topologies/words")
+    assert served.zookeeper.requests("words").read().waiting == ()
+
+
+def test_an_action_is_asked_once_and_goes_through_the_queue(
+    ledger: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(ledger, monkeypatch, allow_operate=True)
+    monkeypatch.setattr(site_module, "_ANSWER_SECONDS", 0.1)
+    question = served.get("/topologies/words/ask/pause")
+    assert "Pause words?" in question
+    assert served.zookeeper.requests("words").read().waiting == (), "a question asks nobody yet"
+    answer = served.post("/topologies/words/ask/pause")
+    assert answer.status_code == 503
+    assert "has not answered within 0.1 s; the request is stored" in answer.text
+    (request,) = served.zookeeper.requests("words").read().waiting
+    assert request.kind == Kind.PAUSE
+    served.client.post(
+        "/topologies/words/ask/retry",
+        headers={"origin": "http://127.0.0.1:8765"},
+        data={"component": "parse"},
+    )
+    *_, request = served.zookeeper.requests("words").read().waiting
+    assert (request.kind, dict(request.body)) == (Kind.RETRY, {"components": ["parse"]})
+    assert served.get("/topologies/words/ask/dance", 404)
+
+
+def test_code_that_is_not_known_is_told(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(ledger, monkeypatch, allow_operate=True)
+    assert "No drawing: the code of topology &#39;words&#39; is not known here" in served.get(
+        "/topologies/words/graph"
+    )
+
+
+# --- the command -------------------------------------------------------------------------------------------
+
+
+def test_the_command_needs_zookeeper_and_elsewhere_a_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ui", "--port", "0"]) == 2
+    assert "no ZooKeeper was given" in capsys.readouterr().err
+    assert main(["ui", "--host", "0.0.0.0", "--zookeeper", "127.0.0.1:1"]) == 2
+    assert "give a --token-file FILE" in capsys.readouterr().err
+    (tmp_path / "token").write_text("short\n")
+    assert main(["ui", "--token-file", "token", "--zookeeper", "127.0.0.1:1"]) == 2
+    assert "at least 16 ASCII characters" in capsys.readouterr().err
+
+
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["ui", "--zookeeper", "127.0.0.1:1"]) == 2
+    assert "pip install 'txstream[ui]'" in capsys.readouterr().err
+
+
+def test_everything_that_a_browser_loads_is_small(served: Served) -> None:
+    size = len(served.get("/topologies/words/timeline"))
+    for name in ("ui.css", "ui.js", "icon.svg", "look.css"):
+        size += len(served.client.get(f"/static/{name}").content)
+    assert size < 150_000
