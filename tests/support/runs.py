@@ -178,6 +178,14 @@ class RunningCommand:
             )
         return line
 
+    def first_output(self, timeout_seconds: float = 120) -> str:
+        """Return the first line on standard output. Raises TimeoutError."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._output["stdout"], timeout_seconds):
+                said = "".join(self._output["stderr"])
+                raise TimeoutError(f"no output within {timeout_seconds} s; it said: {said}")
+            return self._output["stdout"][0]
+
     def wait(self, timeout_seconds: float = 120) -> Outcome:
         try:
             status = self.process.wait(timeout_seconds)

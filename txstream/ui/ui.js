@@ -59,10 +59,20 @@
   toTheEnd();
   const live = view() && view().dataset.live;
   if (live === undefined) return;
-  const events = new EventSource("/live?id=" + encodeURIComponent(live));
-  events.onopen = () => say("live");
-  events.onmessage = () => soon();
-  events.onerror = () => say("not live: the server does not answer");
-  document.addEventListener("visibilitychange", () => { if (!document.hidden && again) soon(); });
+  // A browser opens few connections to one server: a page that nobody sees gives its own back.
+  let events = null;
+  const listen = () => {
+    if (document.hidden) {
+      if (events) events.close();
+      events = null;
+    } else if (!events) {
+      events = new EventSource("/live?id=" + encodeURIComponent(live));
+      events.onopen = () => say("live");
+      events.onmessage = () => soon();
+      events.onerror = () => say("not live: the server does not answer");
+    }
+  };
+  listen();
+  document.addEventListener("visibilitychange", listen);
   document.addEventListener("focusout", () => { if (again) setTimeout(soon, 200); });
 })();

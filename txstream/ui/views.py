@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCHES = 1_000
 MOST_BATCHES = 10_000
-LOOKED_BACK = 2_000
+LOOKED_BACK = 500
 """How many batches the list of failures looks at: the whole ledger would take too long."""
 
 _RECENT = 20

@@ -1,0 +1,174 @@
+"""The page of real runs, with an outage and a driver that died, looked at in Chromium."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import psutil
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+from starlette.testclient import TestClient
+from support.kafka_topics import wait_until
+from support.runs import Launcher
+from support.texts import fill_topic, make_lines
+
+from txstream.embedded import Services
+from txstream.settings import Settings
+from txstream.ui.app import make_app
+from txstream.ui.site import Site
+from txstream.zookeeper import ZooKeeper
+
+SERIOUS = ("serious", "critical")
+VIEWS = ("", "/timeline", "/source", "/state", "/failures", "/trust", "/graph", "/ask/pause")
+_OPEN_PAGES = 50
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("there is no Chromium; type `apt-get install chromium`")
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield found
+        found.close()
+
+
+class Looking:
+    """A page in a window. `wrong` is what a person would complain about."""
+
+    def __init__(self, browser: Browser, url: str, width: int, scheme: Any) -> None:
+        self.page: Page = browser.new_page(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, base_url=url
+        )
+        self.wrong: list[str] = []
+        self._scheme = scheme
+        self._axe = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+        self.page.on("console", lambda message: self.wrong.append(f"{self.page.url}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.wrong.append(f"{self.page.url}: {error}"))
+
+    def look(self, path: str) -> str:
+        """Open a view and judge it. Returns its text."""
+        self.page.goto(path)
+        self.page.wait_for_selector("h1")
+        wider = self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        if wider > 0:
+            self.wrong.append(f"{path} is {wider} px too wide")
+        self.page.evaluate(self._axe)
+        # What the other window has shown already is not looked for again, but the colours.
+        only = {} if self._scheme == "light" else {"runOnly": ["color-contrast"]}
+        found = self.page.evaluate("only => axe.run(only)", only)
+        self.wrong += [
+            f"{path}: {one['id']}: {one['nodes'][0]['html'][:200]}: {one['nodes'][0]['failureSummary']}"
+            for one in found["violations"]
+            if one["impact"] in SERIOUS
+        ]
+        return self.page.inner_text("main")
+
+
+def get(url: str, path: str) -> Any:
+    with urlopen(f"{url.rstrip('/')}{path}", timeout=30) as answer:
+        return json.load(answer)
+
+
+def test_each_view_of_runs_with_faults(launcher: Launcher, services: Services, browser: Browser) -> None:
+    with ZooKeeper(services.zookeeper) as zookeeper:
+        before = set(zookeeper.topologies())
+        assert launcher.run("compare", "--records", "2000", "--keep").status == 0
+        made = sorted(set(zookeeper.topologies()) - before)
+    (opaque,) = (name for name in made if "opaque" in name)
+    server = launcher.start("ui", "--port", "0", "--json", "--allow-operate")
+    try:
+        url = json.loads(server.first_output())["url"]
+        listed = {one["id"] for one in get(url, "/api/topologies")}
+        assert listed >= {*made}
+        ledger = get(url, f"/api/topologies/{opaque}/batches")
+        for command, path in (
+            (["batches", opaque], f"/api/topologies/{opaque}/batches"),
+            (["show", opaque, "5"], f"/api/topologies/{opaque}/batches/5"),
+            (["status", opaque], f"/api/topologies/{opaque}"),
+        ):
+            assert launcher.run(*command, "--json").json() == get(url, path), path
+        tables = get(url, f"/api/topologies/{opaque}/state")["tables"]
+        paths = [f"/topologies/{opaque}{view}" for view in VIEWS]
+        paths += [f"/topologies/{opaque}/batches/{one['txid']}" for one in ledger if one["error"]]
+        paths += [f"/topologies/{opaque}/state/{one['table']}" for one in tables]
+        for width, scheme in ((1240, "light"), (390, "dark")):
+            looking = Looking(browser, url, width, scheme)
+            assert opaque in looking.look("/")
+            told = {path: looking.look(path) for path in paths}
+            assert "1 attempt failed before" in "".join(told.values())
+            looking.page.goto(f"/topologies/{opaque}/timeline")
+            drawn = looking.page.inner_html(".chart")
+            assert "failed" in drawn
+            assert "cannot be read" in json.dumps(ledger)
+            assert 'class="away"' in drawn
+            assert 'class="death"' in drawn
+            # By keyboard: past the header to the content, and on to a batch.
+            looking.page.keyboard.press("Tab")
+            looking.page.keyboard.press("Enter")
+            assert looking.page.evaluate("document.activeElement.id") == "main"
+            looking.page.focus(".chart a")
+            looking.page.keyboard.press("Enter")
+            looking.page.wait_for_url("**/batches/*")
+            looking.page.close()
+            assert looking.wrong == []
+        assert _leaves_nothing(server.process.pid, url)
+    finally:
+        server.kill()
+
+
+def _leaves_nothing(pid: int, url: str) -> bool:
+    """Open many pages and close them: the server has as many files and threads open as before."""
+    process = psutil.Process(pid)
+    place = urlsplit(url)
+    address = (str(place.hostname), int(place.port or 0))
+    pages = []
+    known = process.num_fds()
+    for _ in range(_OPEN_PAGES):
+        page = socket.create_connection(address, timeout=30)
+        page.sendall(f"GET /live HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n".encode())
+        pages.append(page)
+    for page in pages:
+        told = b""
+        while b"data: " not in told:
+            told += page.recv(4096)
+    assert process.num_fds() > _OPEN_PAGES
+    threads = process.num_threads()
+    for page in pages:
+        page.close()
+    wait_until(lambda: process.num_fds() <= known, "the server has closed them, too", 60)
+    return process.num_threads() <= threads
+
+
+def test_an_open_page_shows_what_a_run_commits(
+    launcher: Launcher, services: Services, browser: Browser, unique: str
+) -> None:
+    fill_topic(services.kafka, unique, make_lines(200), partitions=2)
+    server = launcher.start("ui", "--port", "0", "--json")
+    try:
+        looking = Looking(browser, json.loads(server.first_output())["url"], 1240, "light")
+        looking.page.goto(f"/topologies/{unique}")
+        assert f"there is no topology '{unique}'" in looking.page.inner_text("main")
+        assert launcher.without_spark.word_count(unique, unique, unique).status == 0
+        looking.page.wait_for_selector(".tile:has-text('last txid') b:text-matches('^[1-9]')", timeout=60_000)
+        assert "not running" in looking.page.inner_text("h1")
+        assert looking.page.inner_text("#live") == "live"
+        looking.page.close()
+    finally:
+        server.kill()
+
+
+def test_a_zookeeper_that_is_not_there_is_told(sqlite_url: str) -> None:
+    settings = Settings(zookeeper="127.0.0.1:1", database=sqlite_url, connect_timeout_seconds=0.3)
+    client = TestClient(make_app(Site(settings)), base_url="http://127.0.0.1")
+    answer = client.get("/")
+    assert answer.status_code == 503
+    assert "ZooKeeper at 127.0.0.1:1 did not answer within 0.3 s" in answer.text
