@@ -292,6 +292,14 @@ def test_without_the_extra_it_says_what_to_install(
     assert "pip install 'txstream[ui]'" in capsys.readouterr().err
 
 
+def test_metrics_are_served_where_there_are_any(
+    ledger: Rig, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.get("/metrics", 404)
+    with_metrics = Served(ledger, monkeypatch, metrics=lambda: (b"txstream_leader 1\n", "text/plain"))
+    assert with_metrics.get("/metrics") == "txstream_leader 1\n"
+
+
 def test_everything_that_a_browser_loads_is_small(served: Served) -> None:
     size = len(served.get("/topologies/words/timeline"))
     for name in ("ui.css", "ui.js", "icon.svg", "look.css"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -72,9 +72,7 @@ def ui(
         # It would say on the terminal, at every page, which code it has found.
         return find_code(Cli(settings, quiet=True), topology_id, None, None)[0]
 
-    app = make_app(
-        Site(settings, code=code), host=host, token=token, allow_operate=allow_operate, metrics=_metrics()
-    )
+    app = make_app(Site(settings, code=code), host=host, token=token, allow_operate=allow_operate)
     with _listening(host, port) as listening:
         url = f"http://{_shown(host)}:{listening.getsockname()[1]}/"
         if cli.as_json:
@@ -121,8 +119,3 @@ def _listening(host: str, port: int) -> socket.socket:
 def _shown(host: str) -> str:
     name = host.strip("[]")
     return f"[{name}]" if ":" in name else name
-
-
-def _metrics() -> Any:
-    """Return what answers `GET /metrics`, if there is anything that does."""
-    return None

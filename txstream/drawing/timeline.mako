@@ -8,7 +8,7 @@
 <span><svg viewBox="0 0 24 18"><rect class="c4" x="2" y="2" width="20" height="14"/><rect class="twice" x="2" y="2" width="20" height="14"/></svg>counted twice</span>
 % endif
 <span><svg viewBox="0 0 24 18"><rect class="away" opacity=".35" width="24" height="18"/></svg>a partition is away</span>
-<span><svg viewBox="0 0 24 18"><line class="death" x1="12" y1="0" x2="12" y2="18"/></svg>a driver dies, the next takes over</span>
+<span><svg viewBox="0 0 24 18"><line class="death" x1="12" y1="0" x2="12" y2="18"/></svg>${"the driver dies, the next takes over" if compared else "another driver takes over"}</span>
 % if compared:
 <span>all charts have one time axis, which is wider where more attempts began</span>
 % endif

@@ -147,8 +147,8 @@ class Site:
         return self._code(topology_id)
 
     def ask(self, topology_id: str, kind: str, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Ask the driver, as a command does. A paused start is stored where nothing runs. Raises
-        NotRunningError, UsageError if the driver refuses, ServiceUnavailableError."""
+        """Ask the driver, as a command does. Raises NotRunningError, UsageError if the driver refuses, and
+        ServiceUnavailableError if it does not answer."""
         with self.zookeeper() as zookeeper:
             if topology_id not in zookeeper.topologies():
                 raise UnknownTopologyError(topology_id)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from txstream import inspect
 from txstream.api.errors import ServiceUnavailableError, StateTableError, TxstreamError, UsageError
+from txstream.asking import NotRunningError
 from txstream.inspect.json_documents import (
     batch_document,
     details_document,
@@ -469,6 +470,7 @@ STATUS_OF = (
     (inspect.UnknownTopologyError, 404),
     (inspect.UnknownTxidError, 404),
     (StateTableError, 404),
+    (NotRunningError, 409),
     (UsageError, 400),
     (ServiceUnavailableError, 503),
 )

@@ -30,7 +30,7 @@ ${problems(failures["missing"])}
 <section>
 <h2>Dead letters</h2>
 % if not failures["dead_letters"]:
-<p>None: every record is in the state.</p>
+<p>None.</p>
 % endif
 % for group in failures["dead_letters"]:
 <article>

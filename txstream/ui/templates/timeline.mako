@@ -25,7 +25,6 @@ to ${moment(batches[-1].first.committed_at)}. A number leads to its batch.</p>
 ${svg(chart, f"{len(chart.columns)} attempts, by time, over {len(chart.rows)} rows of partitions", lambda txid: address(id, "batches", str(txid))) | n}
 % if drawn.longest:
 <svg width="${chart.width}" height="86" viewBox="0 0 ${chart.width} 86" role="img" aria-label="Seconds of each txid by step, at most ${seconds(drawn.longest)}">
-<text x="4" y="12">${seconds(drawn.longest)}</text>
 % for bar in drawn.bars:
 <g><title>txid ${bar.txid}: ${", ".join(f"{step} {seconds(number)}" for step, number in bar.seconds.items())}</title>
 <% y = 80.0 %>
@@ -42,6 +41,9 @@ ${svg(chart, f"{len(chart.columns)} attempts, by time, over {len(chart.rows)} ro
 % for step in STEPS:
 <span><svg viewBox="0 0 24 18"><rect class="step-${step}" width="24" height="18"/></svg>${step}</span>
 % endfor
+% if drawn.longest:
+<span>at most ${seconds(drawn.longest)} for a txid</span>
+% endif
 </div>
 </section>
 ${legend() | n}
