@@ -78,6 +78,7 @@ class Served:
     def forget(self) -> None:
         """Have the next look read everything anew."""
         self.site._kept.clear()
+        self.site._away = 0.0, None
         self.site.close()
 
     def get(self, path: str, status: int = 200, **headers: str) -> str:

@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 from support.states import Rig
 from support.ui_site import AWAY, TXIDS, Served, filled
+from support.zookeeper_backends import CODEC
 
 from txstream.api.errors import ServiceUnavailableError
 from txstream.cli import failures_shown, status
 from txstream.cli.main import main
 from txstream.failing_batch import FailingBatch, Wait
 from txstream.inspect import overview
+from txstream.semantics import Semantics
 from txstream.state import StateDatabase
-from txstream.transaction import Txid, attempt_id
+from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.ui import site as site_module, views
-from txstream.zookeeper import FAILING, WAITING, Kind
+from txstream.zookeeper import FAILING, TREES, WAITING, Identity, Kind, MemoryProgress
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 VIEWS = (
@@ -136,6 +138,9 @@ def test_a_database_that_is_away_is_told_in_words(served: Served, monkeypatch: p
         assert "state.db does not answer" in text
         assert "Traceback" not in text
     assert "does not answer" in served.json("/api/topologies/words/batches", 503)["error"]
+    listed = served.get("/")
+    assert "state.db does not answer" in listed
+    assert 'href="/topologies/words"' in listed, "ZooKeeper has it, still"
 
 
 def test_topologies_say_what_waits_and_for_what(served: Served) -> None:
@@ -146,6 +151,24 @@ def test_topologies_say_what_waits_and_for_what(served: Served) -> None:
     (row,) = served.json("/api/overview")
     assert (row["state"], row["committed_txid"], row["dead_letters"]) == ("waiting", TXIDS, 0)
     assert row["leader"]
+
+
+def test_a_tracked_topology_shows_its_trees(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(ledger, monkeypatch)
+    store = MemoryProgress(served.zookeeper.memory, "orders", CODEC)
+    tracked = {"tracked": {"queue": "RedisStreamSpout"}}
+    store.create_identity(Identity.new(Semantics.NON_TRANSACTIONAL, "tracked", tracked, ()))
+    store.claim_epoch(Epoch(0))
+    assert "its driver has noted nothing yet" in served.get("/topologies/orders")
+    counts = {"messages": 7, "messages_per_second": 3.5, "acked": 5, "failed": 1, "timed_out": 1}
+    trees = {"at": NOON.isoformat(), "micro_batches": 9, "failed_micro_batches": 1, "stuck": None}
+    trees |= {"pending": {"queue": {"1": 2, "older": 1}}, "components": {"parse": counts}}
+    store.notes.put(TREES, trees)
+    served.forget()
+    text = served.get("/topologies/orders")
+    assert "2 up to 1 s, 1 older" in text
+    assert ">parse</th>" in text
+    assert "tracks tuples: it has no batches" in served.get("/topologies/orders/timeline", 400)
 
 
 def test_the_timeline_has_attempts_outage_and_pages(served: Served) -> None:
@@ -204,9 +227,9 @@ def test_a_thousand_partitions_are_grouped(tmp_path: Path, monkeypatch: pytest.M
         rig.commit(txid, {"a": 1}, metas={"partitions": kept, "unavailable": away})
     served = Served(rig, monkeypatch, partitions=1000)
     text = served.get("/topologies/words/timeline")
-    assert text.count('class="lane"') <= 64
+    assert text.count('class="lane"') <= 32
     assert "100 partitions away" in text
-    assert "16 partitions, 16 records" in text
+    assert "32 partitions, 32 records" in text
     assert len(served.json("/api/topologies/words/source")["partitions"]) == 100
     assert served.get("/topologies/words/batches/2").count("<tr>") < 100
 

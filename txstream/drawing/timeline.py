@@ -25,7 +25,7 @@ COLOURS = 7
 """The number of colours in `look.css`; neighbouring txids differ."""
 
 MOST_ROWS = 64
-"""Of more partitions than that, neighbours share a row."""
+"""Of more partitions than that, neighbours share a row, so that there are at most half as many rows."""
 
 _CELL = 28
 _ROWS = 260  # the greatest height of all rows together
@@ -239,7 +239,7 @@ def _rows_of(run: Run) -> dict[str, str]:
     )
     if len(partitions) <= MOST_ROWS:
         return {name: _short(name) for name in partitions}
-    size = -(-len(partitions) // MOST_ROWS)
+    size = -(-len(partitions) // (MOST_ROWS // 2))
     rows: dict[str, str] = {}
     for first in range(0, len(partitions), size):
         group = partitions[first : first + size]

@@ -2,7 +2,7 @@
 
 Invariants.
 - One session with ZooKeeper serves all pages. It is dropped when anything was unavailable, so that the next
-  look begins anew.
+  look begins anew. While ZooKeeper is away, one look in two seconds tries, and the others are told at once.
 - What many open pages ask for at once is read once (`memo`); an answer is kept for a second or two, an error
   as well. The number of kept answers is bounded.
 - Nothing is written, except requests to drivers (`ask`), which are written as commands write them.
@@ -34,6 +34,7 @@ T = TypeVar("T")
 _PATIENCE_SECONDS = 3.0  # a person waits for the page
 _ANSWER_SECONDS = 15.0
 _FRESH_SECONDS = 1.0
+_AWAY_SECONDS = 2.0
 _MOST_KEPT = 500
 
 
@@ -57,6 +58,7 @@ class Site:
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._session: tuple[ZooKeeper, contextlib.ExitStack] | None = None
+        self._away: tuple[float, ServiceUnavailableError | None] = 0.0, None
         self._kept: dict[Any, _Kept] = {}
         self.checked: dict[str, tuple[float, FsckReport]] = {}
         """The last fsck of each topology, and when it was, in seconds since 1970."""
@@ -66,13 +68,23 @@ class Site:
         """Yield the session with ZooKeeper. Raises ServiceUnavailableError."""
         with self._opening:
             if self._session is None:
-                stack = contextlib.ExitStack()
-                self._session = stack.enter_context(open_zookeeper(self.settings)), stack
+                self._session = self._opened()
             session = self._session
         try:
             yield session[0]
         except ServiceUnavailableError:
             self._drop(session)
+            raise
+
+    def _opened(self) -> tuple[ZooKeeper, contextlib.ExitStack]:
+        at, error = self._away
+        if error is not None and time.monotonic() - at < _AWAY_SECONDS:
+            raise error.with_traceback(None)
+        stack = contextlib.ExitStack()
+        try:
+            return stack.enter_context(open_zookeeper(self.settings)), stack
+        except ServiceUnavailableError as error:
+            self._away = time.monotonic(), error
             raise
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from txstream.inspect.json_documents import (
 from txstream.inspect.ledgers import failed_attempts, part_of, throughput
 from txstream.inspect.overview import look
 from txstream.inspect.standing import Standing, standing_document
-from txstream.transaction import epoch_of, sequence_of
+from txstream.transaction import Txid, epoch_of, sequence_of
 from txstream.wording import in_order
 
 if TYPE_CHECKING:
@@ -97,12 +97,26 @@ def _batches(
 
 def overview(site: Site) -> list[dict[str, Any]]:
     """Return a row for each topology, those that need somebody first."""
-    listed = site.topologies()
+    try:
+        listed = site.topologies()
+    except ServiceUnavailableError as error:
+        listed = _without_databases(site, str(error))
     if not listed:
         return []
     with ThreadPoolExecutor(min(8, len(listed))) as pool:
         rows = list(pool.map(lambda one: site.memo(("row", one.id), lambda: _row(site, one)), listed))
     return sorted(rows, key=lambda row: (_WORST_FIRST.index(row["state"]), row["id"]))
+
+
+def _without_databases(site: Site, note: str) -> list[TopologySummary]:
+    """Return the topologies that ZooKeeper has, each with a note that says what else is away."""
+    from txstream.inspect.records import TopologySummary
+
+    with site.zookeeper() as zookeeper:
+        return [
+            TopologySummary(one, None, None, Txid(0), zookeeper.leader(one), (), (), note)
+            for one in zookeeper.topologies()
+        ]
 
 
 _WORST_FIRST = ("unreadable", "failing", "waiting", "paused", "running", "not running")
