@@ -297,6 +297,8 @@ def _main_home(
     one: Made, partitions: Sequence[str], homes: Mapping[str, list[tuple[Range, int]]]
 ) -> int | None:
     """Return the txid that committed most of what these partitions held."""
+    if one.fate is Fate.COMMITTED:
+        return one.txid
     tuples: dict[int, int] = {}
     for partition in partitions:
         start, end = one.ranges[partition]

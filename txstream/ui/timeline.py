@@ -6,18 +6,18 @@ from its plan. A committed one begins with its plan, or when the attempt before 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
 from txstream.drawing.timeline import Chart, Fate, Range, Run, charts
-from txstream.inspect.ledgers import COMMITTED, details, part_of
+from txstream.inspect.ledgers import COMMITTED, failed_attempts, part_of, range_of
 from txstream.transaction import epoch_of
 
 if TYPE_CHECKING:
-    from txstream.inspect.records import Batch, BatchDetails, PartitionRange
+    from txstream.inspect.records import Batch, PartitionRange
 
 STEPS = ("plan", "process", "wait", "commit")
 _USUAL_GAPS = 8  # a pause is drawn if it is so much longer than most gaps between two attempts
@@ -68,8 +68,7 @@ def drawn(batches: Sequence[Batch]) -> Drawn | None:
     deaths: list[tuple[float, str]] = []
     epoch: int | None = None
     for batch in batches:
-        found = details(batch)
-        made = _attempts(found)
+        made = _attempts(batch)
         attempts += made
         began = made[-1].began
         leader = epoch_of(batch.first.attempt)
@@ -93,21 +92,21 @@ def drawn(batches: Sequence[Batch]) -> Drawn | None:
         if one.fate is Fate.COMMITTED
     }
     bars = tuple(
-        Bars(batch.txid, places[batch.txid], seconds_of(details(batch)))
-        for batch in batches
-        if batch.txid in places
+        Bars(batch.txid, places[batch.txid], seconds_of(batch)) for batch in batches if batch.txid in places
     )
     return Drawn(chart, bars)
 
 
-def seconds_of(found: BatchDetails) -> dict[str, float]:
+def seconds_of(batch: Batch) -> dict[str, float]:
     """Return how long a committed batch was planned, processed, waited for its turn, and was committed."""
-    row, timings = found.batch.first, found.timings
-    commit = sum(timings.get(step, 0.0) for step in ("commit_bolts", "begin", "write"))
+    row = batch.first
     if row.committed_at is None:
         return {}
+    # All databases were given the same details; the one that committed last may have the most.
+    told = part_of(max(batch.entries, key=lambda one: len(one.details)).details, "timings")
+    timings = {step: float(taken) for step, taken in told.items() if isinstance(taken, int | float)}
     after = max(0.0, (row.committed_at - row.processed_at).total_seconds())
-    commit = min(commit, after)
+    commit = min(after, sum(timings.get(step, 0.0) for step in ("commit_bolts", "begin", "write")))
     return {
         "plan": timings.get("plan", 0.0) + timings.get("persist", 0.0),
         "process": timings.get("job", max(0.0, (row.processed_at - row.planned_at).total_seconds())),
@@ -116,25 +115,26 @@ def seconds_of(found: BatchDetails) -> dict[str, float]:
     }
 
 
-def _attempts(found: BatchDetails) -> list[Attempt]:
-    row = found.batch.first
+def _attempts(batch: Batch) -> list[Attempt]:
+    row = batch.first
+    committed = _ranges(range_of(name, meta) for name, meta in part_of(row.metas, "partitions").items())
     planned = row.planned_at.timestamp()
     made: list[Attempt] = []
     before: float | None = None
-    for failed in found.failed_attempts:
+    for failed in max(map(failed_attempts, batch.entries), key=len):
         ended = planned if failed.failed_at is None else failed.failed_at.timestamp()
         began = before if before is not None else min(planned, ended)
-        ranges = _ranges(found.ranges if failed.ranges is None else failed.ranges)
-        made.append(Attempt(found.batch.txid, ranges, began, ended, Fate.FAILED))
+        ranges = committed if failed.ranges is None else _ranges(failed.ranges)
+        made.append(Attempt(batch.txid, ranges, began, ended, Fate.FAILED))
         before = ended
     began = planned if before is None else max(planned, before)
     ended = max(began, (row.committed_at or row.processed_at).timestamp())
-    fate = Fate.COMMITTED if found.batch.status == COMMITTED else Fate.OPEN
-    made.append(Attempt(found.batch.txid, _ranges(found.ranges), began, ended, fate))
+    fate = Fate.COMMITTED if batch.status == COMMITTED else Fate.OPEN
+    made.append(Attempt(batch.txid, committed, began, ended, fate))
     return made
 
 
-def _ranges(ranges: Sequence[PartitionRange]) -> dict[str, Range]:
+def _ranges(ranges: Iterable[PartitionRange]) -> dict[str, Range]:
     return {
         one.partition: (one.start, one.end) for one in ranges if one.start is not None and one.end is not None
     }

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCHES = 1_000
 MOST_BATCHES = 10_000
-LOOKED_BACK = 500
+LOOKED_BACK = 250
 """How many batches the list of failures looks at: the whole ledger would take too long."""
 
 _RECENT = 20
@@ -220,7 +220,7 @@ def changes(site: Site, topology_id: str, txid: int, tables: Sequence[str]) -> l
 def source(site: Site, topology_id: str) -> dict[str, Any]:
     """Return the partitions: where the last committed batch ended, who is away and since which txid, gaps."""
     found = site.standing(topology_id)
-    recent = _batches(site, topology_id, None, _RECENT * 5, []) if found.last is not None else []
+    recent = _batches(site, topology_id, None, _RECENT * 2, []) if found.last is not None else []
     since: dict[str, dict[str, Any]] = {}
     for one in recent:
         away = part_of(one.first.metas, "unavailable")
