@@ -14,7 +14,7 @@ from support.memory_zookeeper import MemoryZooKeeper
 from support.states import Rig, word_table
 from support.zookeeper_backends import metas
 from txstream.api.errors import ServiceUnavailableError
-from txstream.inspect import databases
+from txstream.inspect import databases, fsck_run
 from txstream.settings import Settings
 from txstream.state import open_database
 from txstream.transaction import Txid, attempt_id
@@ -59,7 +59,7 @@ class Served:
         self.zookeeper = MemoryZooKeeper()
         self.store = self.zookeeper.run_topology(rig.topology)
         self.away = False
-        for module in (site_module, databases):
+        for module in (site_module, databases, fsck_run):
             monkeypatch.setattr(module, "open_zookeeper", self._opened)
         last = max((row.txid for row in rig.database.batches(rig.topology)), default=0)
         for txid in range(1, last + 1):
