@@ -45,6 +45,15 @@ class BatchTiming:
         }
         return {step: seconds for step, seconds in steps.items() if seconds}
 
+    def in_commit(self) -> dict[str, float]:
+        """Seconds by step of the commit and what follows it. Steps that did not happen are left out."""
+        steps = {
+            "commit_bolts": self.commit_bolts_seconds,
+            "commit": self.commit_seconds,
+            "advance": self.advance_seconds,
+        }
+        return {step: seconds for step, seconds in steps.items() if seconds}
+
 
 class TreeCounts(NamedTuple):
     """Trees of tracked tuples: how many are open now, and how many were acked or failed so far."""

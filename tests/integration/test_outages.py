@@ -243,7 +243,7 @@ def test_stop_ends_between_two_batches_and_the_next_run_goes_on(
     assert held.wait(90)
     stopping = threading.Thread(target=running.stop, args=(120,))
     stopping.start()
-    loop = running._driver.loop
+    loop = running.driver.loop
     assert isinstance(loop, EventLoop)
     wait_until(lambda: loop.coordinator.is_draining)
     told.set()

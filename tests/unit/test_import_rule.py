@@ -40,7 +40,8 @@ EDGES: Final = tuple(
 )
 FORBIDDEN: Final = CLIENT_LIBRARIES + EDGES
 _SHELL: Final = tuple(
-    f"txstream.{name}" for name in ("cli", "compare", "inspect", "simulation", "testing", "examples")
+    f"txstream.{name}"
+    for name in ("cli", "compare", "inspect", "metrics", "simulation", "testing", "examples")
 )
 # The packages above each one, which it may not import.
 UPPER: Final = {

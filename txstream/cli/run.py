@@ -39,6 +39,7 @@ from txstream.wording import counted
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
     from txstream.engine.run import RunningTopology
+    from txstream.metrics.of_run import RunMetrics
     from txstream.report import RunProgress, RunReport
     from txstream.settings import Settings
 
@@ -118,6 +119,23 @@ def run(
             help="How long the ledger keeps batches: an age (s, m, h, d), a number, both, or all.",
         ),
     ] = str(Keep()),
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="[HOST:]PORT",
+            help="Serve metrics for Prometheus there; without HOST only for this machine.",
+        ),
+    ] = None,
+    metrics_partitions: Annotated[
+        int,
+        typer.Option(
+            "--metrics-partitions",
+            metavar="N",
+            min=0,
+            help="Show the lag of a topic with more partitions as one sum.",
+        ),
+    ] = 100,
 ) -> int:
     """Run a topology until it is stopped. With --until or --until-txid it ends when that is done."""
     _check_end(until, until_txid)
@@ -154,8 +172,8 @@ def run(
         if settings.uses_default_database:
             cli.say(f"database: {settings.default_database_file}")
         try:
-            with user_code_prints_to_stderr():
-                report, stopped = _run(cli, topology, settings, until, until_txid, wait=not no_wait)
+            with user_code_prints_to_stderr(), _watched(cli, topology, metrics, metrics_partitions) as watch:
+                report, stopped = _run(cli, topology, settings, until, until_txid, watch, wait=not no_wait)
         except TxstreamError:
             _name_logs([log_file, library_log(cli)])
             raise
@@ -208,7 +226,14 @@ def _with_dead_letters(topology: Topology, most: int) -> Topology:
 
 
 def _run(
-    cli: Cli, topology: Topology, settings: Settings, until: str | None, until_txid: int | None, *, wait: bool
+    cli: Cli,
+    topology: Topology,
+    settings: Settings,
+    until: str | None,
+    until_txid: int | None,
+    watch: RunMetrics | None,
+    *,
+    wait: bool,
 ) -> tuple[RunReport | None, bool]:
     """Return the report (None if the run never came to a batch) and whether a signal ended the run."""
     from txstream.cli.faults import from_environment
@@ -221,10 +246,33 @@ def _run(
         until_txid=until_txid,
         wait_for_leadership=wait,
         listener=from_environment(),
+        watchers=() if watch is None else (watch,),
     )
+    if watch is not None:
+        watch.driver = running.driver
     with _Signals(cli, running) as signals, shown_progress(cli) as show:
         report = _wait(running, signals, show)
     return report, signals.count > 0
+
+
+@contextlib.contextmanager
+def _watched(
+    cli: Cli, topology: Topology, address: str | None, most_partitions: int
+) -> Iterator[RunMetrics | None]:
+    """Serve the run's metrics inside the block, if they were asked for."""
+    if address is None:
+        yield None
+        return
+    from txstream.metrics import require_client
+
+    require_client()
+    from txstream.metrics.of_run import RunMetrics
+    from txstream.metrics.server import served
+
+    metrics = RunMetrics(topology, most_partitions=most_partitions)
+    with served(metrics, address) as url:
+        cli.say(f"metrics: {url}")
+        yield metrics
 
 
 def _wait(running: RunningTopology, signals: _Signals, show: Show) -> RunReport | None:

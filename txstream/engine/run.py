@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -14,6 +15,7 @@ from txstream.api.errors import BoltError, CorruptStateError, TxstreamError, Usa
 from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.batch.executor_failures import CrashError
+from txstream.engine.loop.open_batches import Watcher, Watchers
 from txstream.engine.loop.planning import GATHER_SECONDS
 from txstream.engine.loop.retry_policy import WARM_UP_SECONDS
 from txstream.engine.spark.log import writable_spark_log
@@ -51,6 +53,7 @@ class RunningTopology:
         wait_for_leadership: bool,
         listener: PointListener,
         runner_factory: RunnerFactory | None,
+        watchers: Sequence[Watcher],
     ) -> None:
         self.topology = topology
         self.settings = settings
@@ -73,8 +76,9 @@ class RunningTopology:
                 warm_up_seconds=warm_up,
                 gather_seconds=GATHER_SECONDS if runner_factory is None else 0.0,
                 listener=listener,
+                watcher=Watchers(watchers) if watchers else None,
             )
-        self._driver: Driver[Any] = Driver(services, tier)
+        self.driver: Driver[Any] = Driver(services, tier)
         self._has_ended = False
         self._error: BaseException | None = None
         self._report: RunReport | None = None
@@ -113,14 +117,14 @@ class RunningTopology:
         if self._error is not None:
             raise self._error
         if self._report is None:
-            far = self._driver.tier.how_far()
+            far = self.driver.tier.how_far()
             raise self._with_story(RunAbortedError(f"topology {self.topology.id!r} was stopped {far}"))
         return self._report
 
     def stop(self, grace_seconds: float = 30.0) -> None:
         """End the run between two batches. If that takes longer than `grace_seconds`, in an outage for
         example, end it at once. Does not raise the error that ended the run: see `wait` and `last_error`."""
-        self._driver.stop()
+        self.driver.stop()
         self._thread.join(grace_seconds)
         if self._thread.is_alive():
             self.abort()
@@ -128,12 +132,12 @@ class RunningTopology:
 
     def abort(self) -> None:
         """End the run at once, as a crash would. The next run recovers."""
-        self._driver.abort()
+        self.driver.abort()
 
     @property
     def state(self) -> str:
         """What the run is doing, in words: "starting", "running", what it waits for, or "ended"."""
-        return "ended" if self._has_ended else self._driver.state
+        return "ended" if self._has_ended else self.driver.state
 
     @property
     def open_work(self) -> str:
@@ -154,12 +158,12 @@ class RunningTopology:
     @property
     def progress(self) -> RunProgress:
         """A snapshot of the run. Cheap; may be read from any thread."""
-        return self._driver.progress(time.monotonic() - self._started)
+        return self.driver.progress(time.monotonic() - self._started)
 
     @property
     def timings(self) -> list[Any]:
         """The `BatchTiming` of each of the last 10,000 batches, oldest first."""
-        return self._driver.tier.timings
+        return self.driver.tier.timings
 
     def __enter__(self) -> Self:
         return self
@@ -169,15 +173,15 @@ class RunningTopology:
 
     def _main(self) -> None:
         try:
-            self._report = self._driver.run()
+            self._report = self.driver.run()
         except BaseException as error:  # noqa: BLE001 - kept for wait(), which raises it in the caller
-            if not (isinstance(error, (RunAbortedError, WaitStoppedError)) and self._driver.is_told_to_stop):
+            if not (isinstance(error, (RunAbortedError, WaitStoppedError)) and self.driver.is_told_to_stop):
                 self._error = self._with_story(self._told(error))
         finally:
             self._has_ended = True
 
     def _with_story(self, error: BaseException) -> BaseException:
-        lines = self._driver.tier.story
+        lines = self.driver.tier.story
         if isinstance(error, TxstreamError):
             error.story = error.story or lines
         elif lines:
@@ -210,6 +214,7 @@ def start(
     wait_for_leadership: bool = True,
     listener: PointListener = nobody_listens,
     runner_factory: RunnerFactory | None = None,
+    watchers: Sequence[Watcher] = (),
 ) -> RunningTopology:
     """Start a topology in the background.
 
@@ -218,6 +223,7 @@ def start(
     caught up when no spout has had a tuple for a second or waits for anything, and no tree is open. If the
     topology already runs elsewhere, the run stands by; with `wait_for_leadership=False` it fails with
     LeaderExistsError instead.
+    `watchers` are told what becomes of batches, for metrics and traces.
     `spark` is a session of yours; without one, the run starts Spark and ends it. Raises UsageError for an
     impossible combination; every other error is raised by `wait`.
     """
@@ -242,6 +248,7 @@ def start(
         wait_for_leadership=wait_for_leadership,
         listener=listener,
         runner_factory=runner_factory,
+        watchers=watchers,
     )
 
 

@@ -18,7 +18,7 @@ from txstream.batch_metas import MetaCodec
 from txstream.coordinator import EmitCommit
 from txstream.engine.batch.runner_contract import NOTHING, BatchResult, BatchRunner
 from txstream.engine.batch.shares import StateWrite
-from txstream.engine.commit.committer import BatchCommitter, Committing, ProcessedBatch
+from txstream.engine.commit.committer import BatchCommitter, Committing, Prepared, ProcessedBatch
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.workers import Lane
 from txstream.fault_points import Point
@@ -125,7 +125,7 @@ class CommitPhase:
         started = time.perf_counter()
         timing = self._batches.timing(attempt.txid)
 
-        def work() -> float:
+        def work() -> tuple[Prepared, float]:
             deltas, merged_seconds = batch.deltas, 0.0
             if self._has_bolts:
                 deltas = {**deltas, **self._committer.prepare(finished, in_commit=True)}
@@ -138,12 +138,14 @@ class CommitPhase:
                 one, deltas, write=self._write_shares, begun=begun, written=finished.written_by
             )
             one.reached(Point.AFTER_COMMIT)
-            return merged_seconds
+            return deltas, merged_seconds
 
-        def done(merged_seconds: float) -> None:
+        def done(worked: tuple[Prepared, float]) -> None:
+            deltas, merged_seconds = worked
             timing.commit_seconds = time.perf_counter() - started - merged_seconds
             if not self._has_bolts:
                 self._watcher.bolts_committed(attempt, finished)
+            self._watcher.wrote(attempt, deltas, batch.letters)
             self._statistics.saw(attempt, [*batch.result.places, *finished.places])
             self._batches.carry_out(self._batches.coordinator.ack(attempt))
 

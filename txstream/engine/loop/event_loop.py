@@ -103,7 +103,7 @@ class EventLoop:
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
         self._runner = runner
         self._operators = Operators(self, store, runner, waiting, steering)
-        self._unreadable = unreadable = UnreadablePartitions(self, spout, store, waiting, stored_plans)
+        self.unreadable = unreadable = UnreadablePartitions(self, spout, store, waiting, stored_plans)
         self.failures = FailedAttempts(
             self, topology, store, unreadable, self._operators, watcher, self.statistics, warm_up_seconds
         )
@@ -149,7 +149,7 @@ class EventLoop:
     @property
     def obstacles(self) -> tuple[list[str], Mapping[str, str]]:
         """The waits with their reasons, and the partitions that the last plan could not read."""
-        return self._waiting.reasons, self._unreadable.left_out
+        return self._waiting.reasons, self.unreadable.left_out
 
     def open_batches(self) -> dict[Txid, str]:
         return {txid: str(batch.phase) for txid, batch in list(self.coordinator.active.items())}
@@ -297,6 +297,7 @@ class EventLoop:
             timing = self._timings.pop(txid, BatchTiming(txid))
             timing.advance_seconds = time.perf_counter() - started
             self.statistics.add(timing, is_recovered=txid in self._recovered)
+            self._watcher.advanced(timing)
             self.failures.committed(txid)
             self._processing.committed(txid)
             self.carry_out(self.coordinator.advanced(txid))

@@ -80,6 +80,7 @@ class FailedAttempts:
     def failed(self, attempt: TransactionAttempt, error: BaseException, *, is_writing: bool = False) -> None:
         """Handle an attempt's failure. `is_writing`: it failed in the transactions of its states."""
         if isinstance(error, StaleAttemptError):
+            self._watcher.fenced(attempt)
             self._verify_leader(attempt, error)
             return
         if not self._batches.is_active(attempt):

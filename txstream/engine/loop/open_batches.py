@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from txstream.coordinator import Command, Coordinator, EmitBatch
+from txstream.dead_letters import DeadLetter
 from txstream.engine.batch.runner_contract import BatchResult
+from txstream.engine.commit.committer import Prepared
 from txstream.engine.loop.workers import Workers
 from txstream.fault_points import Point
 from txstream.report import BatchTiming
@@ -53,11 +57,34 @@ class Watcher:
     def bolts_committed(self, attempt: TransactionAttempt, result: BatchResult) -> None:
         """The bolts of the attempt's commit phase have finished."""
 
+    def wrote(self, attempt: TransactionAttempt, deltas: Prepared, letters: Sequence[DeadLetter]) -> None:
+        """Every database has committed the attempt: these deltas, and without these records."""
+
     def committed(self, attempt: TransactionAttempt) -> None:
         """Every database has committed the attempt."""
+
+    def advanced(self, timing: BatchTiming) -> None:
+        """The batch is committed and its progress stored; these are its times."""
 
     def dropped(self, attempt: TransactionAttempt) -> None:
         """The attempt's batch is replayed, perhaps because an earlier batch is."""
 
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
         """The attempt failed, and nothing has been decided yet."""
+
+    def fenced(self, attempt: TransactionAttempt) -> None:
+        """A fence refused a write of the attempt: a newer one has been let in."""
+
+
+class Watchers(Watcher):
+    """Tells several watchers, in their order."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        for name in vars(Watcher):
+            if not name.startswith("_"):
+                setattr(self, name, partial(_tell, [getattr(watcher, name) for watcher in watchers]))
+
+
+def _tell(methods: Sequence[Any], *told: Any) -> None:
+    for method in methods:
+        method(*told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from txstream.api.errors import BatchFailedError, ServiceUnavailableError
@@ -24,7 +25,8 @@ _NAMED_PARTITIONS = 8
 
 
 class UnreadablePartitions:
-    """`left_out` has the partitions that the last plan could not read, with the reasons. `recheck` has stored
+    """`left_out` has the partitions that the last plan could not read, with the reasons, and `left_out_since`
+    the moment when each was first left out. `recheck` has stored
     plans, recovered ones or ones that have failed, that must not begin before all partitions can be read."""
 
     def __init__(
@@ -36,6 +38,7 @@ class UnreadablePartitions:
         recheck: set[Txid],
     ) -> None:
         self.left_out: Mapping[str, str] = {}
+        self.left_out_since: Mapping[str, datetime] = {}
         self.recheck = recheck
         self._batches = batches
         self._spout = spout
@@ -46,7 +49,9 @@ class UnreadablePartitions:
         """Note what a plan goes without. Log a partition when it is first left out and when it is back, not
         in every batch. Called on the thread that plans."""
         gone, back = unavailable.keys() - self.left_out.keys(), self.left_out.keys() - unavailable.keys()
+        now = datetime.now(UTC)
         self.left_out = unavailable
+        self.left_out_since = {name: self.left_out_since.get(name, now) for name in unavailable}
         if gone:
             reasons = "; ".join(sorted({unavailable[partition] for partition in gone}))
             they = "it" if len(gone) == 1 else "they"

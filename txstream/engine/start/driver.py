@@ -106,7 +106,7 @@ class Tier(ABC, Generic[L]):
     `until_caught_up` ends the turn once everything is done that the source has. The first attempts, and those
     after a timeout, have `warm_up_seconds` on top of the message timeout. `until_txid` is the last txid.
     `plan`, if given, was compiled before; with `capture` the runner keeps what components emit. `loop` is set
-    once batches or tuples may run.
+    once batches or tuples may run, and `context`, that of the source, before.
     """
 
     topology: Topology
@@ -117,6 +117,7 @@ class Tier(ABC, Generic[L]):
     plan: ExecutionPlan | None = None
     capture: bool = False
     loop: L | None = field(init=False, default=None)
+    context: SpoutContext | None = field(init=False, default=None)
 
     @property
     @abstractmethod
@@ -167,6 +168,7 @@ class Driver(Generic[L]):
     def __init__(self, services: Services, tier: Tier[L]) -> None:
         self.tier = tier
         self.taken: Takeover | None = None
+        self.targets: Sequence[StateTarget] = ()
         self.waiting = Waiting(services.workers.pause)
         self._services = services
         self._stopped = threading.Event()
@@ -232,9 +234,9 @@ class Driver(Generic[L]):
         """
         tier, services = self.tier, self._services
         topology = tier.topology
-        targets = services.connect()
+        targets = self.targets = services.connect()
         asked_before = services.asked_before()
-        context = services.context()
+        context = tier.context = services.context()
         plan = tier.plan or compile_topology(topology, context, uuid.uuid4().hex, capture=tier.capture)
         store = services.lead(tier.codec, plan)
         if self.is_told_to_stop:
