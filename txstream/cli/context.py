@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,16 +22,20 @@ from txstream.settings import Settings
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from txstream.cli.logs import JsonLines
+
 
 @dataclass
 class Cli:
-    """One command's settings and output flags. `settings` holds only what the flags gave until `resolve`."""
+    """One command's settings and output flags. `settings` holds only what the flags gave until `resolve`.
+    `as_json_lines` is set if standard error is to have JSON."""
 
     settings: Settings = field(default_factory=Settings)
     as_json: bool = False
     debug: bool = False
     quiet: bool = False
     verbose: bool = False
+    as_json_lines: JsonLines | None = None
 
     def resolve(self) -> Settings:
         """Resolve the settings: flag, environment, `txstream.toml`, running embedded services, in this order.
@@ -72,8 +77,21 @@ class Cli:
 
 def print_error(line: str) -> None:
     """Print one line on the current standard error: a progress bar replaces it while it is shown."""
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{_shown_as(line)}\n")
     sys.stderr.flush()
+
+
+def _as_it_is(line: str) -> str:
+    return line
+
+
+_shown_as: Callable[[str], str] = _as_it_is
+
+
+def show_lines_as(shown: Callable[[str], str] = _as_it_is) -> None:
+    """Have every line of this process on standard error changed like this, or no longer."""
+    global _shown_as
+    _shown_as = shown
 
 
 def ask(question: str, *, yes: bool) -> None:

@@ -6,14 +6,18 @@ only if the data directory exists: logging never makes that.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 import warnings
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from txstream.cli.context import Cli, print_error
+from txstream.cli.context import Cli, print_error, show_lines_as
+from txstream.transaction import TransactionAttempt, epoch_of
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +28,53 @@ _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 class OurLines(logging.Handler):
     """Writes records of `txstream.*` to standard error, without time and level: they are sentences."""
 
+    as_json: JsonLines | None = None
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            print_error(record.getMessage())
+            if self.as_json is None:
+                print_error(record.getMessage())
+            else:
+                sys.stderr.write(f"{self.as_json.format(record)}\n")
+                sys.stderr.flush()
         except Exception:  # noqa: BLE001 - logging's own rule: a handler never raises
             self.handleError(record)
+
+
+class JsonLines:
+    """Turns lines and records into JSON objects: time, level, message, topology, and txid, attempt and epoch
+    where they are known. A record's txid and attempt are those of the TransactionAttempt among its arguments,
+    or of its extra `about`. `epoch` tells the run's own, once it has one."""
+
+    def __init__(self, topology: str) -> None:
+        self.epoch: Callable[[], int | None] = lambda: None
+        self._topology = topology
+
+    def line(self, message: str) -> str:
+        return self._document(datetime.now(UTC), "info", message, None)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """For a handler, as its formatter: what it returns goes out as it is."""
+        given = record.args if isinstance(record.args, tuple) else ()
+        found = (one for one in given if isinstance(one, TransactionAttempt))
+        about = getattr(record, "about", None) or next(found, None)
+        moment = datetime.fromtimestamp(record.created, UTC)
+        return self._document(moment, record.levelname.lower(), record.getMessage(), about)
+
+    def _document(self, moment: datetime, level: str, message: str, about: TransactionAttempt | None) -> str:
+        document: dict[str, Any] = {
+            "time": moment.isoformat(timespec="milliseconds"),
+            "level": level,
+            "message": message,
+            "topology": self._topology,
+        }
+        epoch = self.epoch()
+        if about is not None:
+            document |= {"txid": about.txid, "attempt": about.attempt}
+            epoch = epoch_of(about.attempt)
+        if epoch is not None:
+            document["epoch"] = epoch
+        return json.dumps(document, ensure_ascii=False)
 
 
 class LibraryLog(logging.FileHandler):
@@ -59,6 +105,7 @@ class LibraryLog(logging.FileHandler):
 
 def set_up_logs(cli: Cli) -> None:
     """Set up logging. Called once for each command, before it does anything."""
+    show_lines_as()
     root = logging.getLogger()
     for handler in [*root.handlers]:
         if isinstance(handler, (LibraryLog, OurLines)):
@@ -73,6 +120,14 @@ def set_up_logs(cli: Cli) -> None:
     ours.setLevel(
         logging.DEBUG if cli.debug and cli.verbose else logging.INFO if cli.verbose else logging.WARNING
     )
+
+
+def write_as_json(lines: JsonLines) -> None:
+    """Write all further lines of this command as JSON, the error that ends it, too."""
+    for handler in logging.getLogger("txstream").handlers:
+        if isinstance(handler, OurLines):
+            handler.as_json = lines
+    show_lines_as(lines.line)
 
 
 def _route_warnings() -> None:

@@ -27,7 +27,7 @@ from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.code import remember_code
 from txstream.cli.context import Cli, print_error
 from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
-from txstream.cli.logs import library_log
+from txstream.cli.logs import JsonLines, library_log, write_as_json
 from txstream.cli.options import Factory, FactoryArguments, check_id, command
 from txstream.cli.parameters import split_pairs
 from txstream.engine.spark.log import prune_logs, spark_log
@@ -136,9 +136,19 @@ def run(
             help="Show the lag of a topic with more partitions as one sum.",
         ),
     ] = 100,
+    log_format: Annotated[
+        str,
+        typer.Option(
+            "--log-format",
+            metavar="text|json",
+            help="How lines on standard error are written: sentences, or one JSON object a line.",
+        ),
+    ] = "text",
 ) -> int:
     """Run a topology until it is stopped. With --until or --until-txid it ends when that is done."""
     _check_end(until, until_txid)
+    if log_format not in ("text", "json"):
+        raise UsageError(f"--log-format takes text or json, not {log_format!r}")
     kept = Keep.parse(keep)
     conf = split_pairs(spark_conf or [], "--spark-conf")
     files = _existing(py_files or [])
@@ -149,6 +159,9 @@ def run(
         topology = _with_timeout(topology, message_timeout)
     if dead_letters is not None:
         topology = _with_dead_letters(topology, dead_letters)
+    if log_format == "json":
+        cli.as_json_lines = JsonLines(topology.id)
+        write_as_json(cli.as_json_lines)
     cli.settings = replace(cli.settings, standby=standby or None)
     settings = cli.resolve()
     settings.require_zookeeper()
@@ -248,6 +261,8 @@ def _run(
         listener=from_environment(),
         watchers=() if watch is None else (watch,),
     )
+    if cli.as_json_lines is not None:
+        cli.as_json_lines.epoch = lambda: None if running.driver.taken is None else running.driver.taken.epoch
     if watch is not None:
         watch.driver = running.driver
     with _Signals(cli, running) as signals, shown_progress(cli) as show:
@@ -418,7 +433,7 @@ def shown_progress(cli: Cli, clock: Callable[[], float] = time.monotonic) -> Ite
     """Yield a function that shows a snapshot, for use inside the block. `clock` is in seconds."""
     if cli.quiet:
         yield lambda _: None
-    elif sys.stderr.isatty():
+    elif sys.stderr.isatty() and cli.as_json_lines is None:
         with _bar(cli) as show:
             yield show
     else:

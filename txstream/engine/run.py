@@ -27,6 +27,7 @@ from txstream.fault_points import PointListener, nobody_listens
 from txstream.notebook import html_table
 from txstream.report import RunProgress, RunReport
 from txstream.settings import Settings
+from txstream.tracing import tracing_watcher
 from txstream.waiting import RunAbortedError, WaitStoppedError
 from txstream.zookeeper.paths import with_remedy
 
@@ -76,7 +77,7 @@ class RunningTopology:
                 warm_up_seconds=warm_up,
                 gather_seconds=GATHER_SECONDS if runner_factory is None else 0.0,
                 listener=listener,
-                watcher=Watchers(watchers) if watchers else None,
+                watcher=_told(topology, watchers),
             )
         self.driver: Driver[Any] = Driver(services, tier)
         self._has_ended = False
@@ -202,6 +203,13 @@ class RunningTopology:
         )
         named.__cause__ = error
         return named
+
+
+def _told(topology: Topology, watchers: Sequence[Watcher]) -> Watcher | None:
+    """Return what is told of batches: the given watchers, and traces where they can be made."""
+    tracing = tracing_watcher(topology.id)
+    told = [*watchers, *([] if tracing is None else [tracing])]
+    return Watchers(told) if told else None
 
 
 def start(

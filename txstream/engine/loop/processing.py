@@ -219,11 +219,13 @@ class Processing:
             log.warning(
                 "txid %d: %s: %s in component %r",
                 *(attempt.txid, counted(number, "dead letter"), kind, component),
+                extra={"about": attempt},
             )
         again = set(planned.retried).difference(isolated.metas.retried)
         if again:
             self._retries.failed(again)
-            log.warning("txid %d: %s failed again", attempt.txid, counted(len(again), "dead letter"))
+            again_words = counted(len(again), "dead letter")
+            log.warning("txid %d: %s failed again", attempt.txid, again_words, extra={"about": attempt})
         coordinator = self._batches.coordinator
         self._batches.carry_out(coordinator.leave_out(attempt, isolated.metas))
 
