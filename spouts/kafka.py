@@ -113,6 +113,9 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
     client_options: kafka-python's connection options (security_protocol, sasl_*, ssl_*, ...). A value that
         kafka-python would ignore, such as a misspelt security_protocol, is refused.
     partition_discovery_seconds: how often to look for new topics, new partitions and re-created topics.
+    publish_group: a consumer group that gets the places of each committed batch, soon after its commit, so
+        that lag exporters and Kafka's tools show how far the topology is. It is never read. A group that has
+        members is refused.
 
     Raises TopologyError for invalid arguments, SchemaError if they concern columns.
     """
@@ -136,6 +139,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         on_data_loss: Literal["fail", "skip"] = "fail",
         client_options: Mapping[str, Any] | None = None,
         partition_discovery_seconds: float = 5.0,
+        publish_group: str | None = None,
     ) -> None:
         self.selection = TopicSelection.of(topics, topic_pattern)
         self.bootstrap = bootstrap
@@ -150,6 +154,9 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         self.on_data_loss = one_of("on_data_loss", on_data_loss, "fail", "skip")
         self.client_options = check_client_options(client_options or {})
         self.partition_discovery_seconds = partition_discovery_seconds
+        self.publish_group = publish_group
+        if publish_group is not None and not (isinstance(publish_group, str) and publish_group.strip()):
+            raise TopologyError(f"publish_group is {publish_group!r}; it is a consumer group's name")
         if max_records_per_partition is not None and max_records_per_partition < 1:
             raise TopologyError(
                 f"max_records_per_partition is {max_records_per_partition}; it must be at least 1"

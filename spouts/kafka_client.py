@@ -92,7 +92,7 @@ class KafkaClient:
         }
         self._logs_in = str(config.get("security_protocol", "")).startswith("SASL")
         if self._logs_in:
-            _keep_credentials_out_of_logs()
+            keep_credentials_out_of_logs()
         self._net = NetworkSelector(**config)
         try:
             self._manager = _Connections(self._net, **config)
@@ -438,7 +438,7 @@ class Failed:
         self.exception = exception
 
 
-def _keep_credentials_out_of_logs() -> None:
+def keep_credentials_out_of_logs() -> None:
     """kafka-python logs whole requests at DEBUG, even those that carry passwords."""
     for name in ("kafka.net", "kafka.protocol"):
         logger = logging.getLogger(name)

@@ -43,6 +43,7 @@ from txstream.spouts.kafka_protocol import (
     TopicInfo,
     reason_of,
 )
+from txstream.spouts.kafka_publish_group import PublishGroup
 from txstream.spouts.kafka_starting_places import StartingPlaces, has_place
 
 PLANNING_SECONDS = 2.0
@@ -99,6 +100,18 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             self._logs,
             read_committed=read_committed,
         )
+        self._group: PublishGroup | None = None
+        self.wants_committed = source.publish_group is not None
+        if source.publish_group is not None:
+            self._group = PublishGroup(
+                *(self._address, source.client_options, source.publish_group),
+                client_id=f"txstream-{context.topology_id}-{context.component}-publish",
+            )
+            try:
+                self._group.refuse_members()
+            except BaseException:
+                self.close()
+                raise
 
     def is_ready(self) -> bool:
         view = self._watch.view()
@@ -254,7 +267,13 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         now = topic.info.id if topic is not None and topic.info is not None else ""
         return bool(meta.topic_id and now) and now == target.topic_id != meta.topic_id
 
+    def committed(self, places: Mapping[str, KafkaRange]) -> None:
+        if self._group is not None:
+            self._group.put({name: meta.end for name, meta in places.items() if meta.is_placed})
+
     def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
         self._watch.close()
         self._client.close()
 

@@ -1,4 +1,4 @@
-"""One OpenTelemetry span per attempt of a batch, with its phases as children and a link to the attempt before.
+"""One OpenTelemetry span per attempt of a batch, with its phases as children and a link to the one before.
 
 Invariants. Spans are made when an attempt has ended, from moments that were only noted before, so that a
 batch waits for none. Without `opentelemetry-api` there are none; without a configured exporter the API does

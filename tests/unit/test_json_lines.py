@@ -1,4 +1,4 @@
-"""`txstream run --log-format json`: each line on standard error is a JSON object that says what it is about."""
+"""`txstream run --log-format json`: each line on standard error is a JSON object with its topology."""
 
 from __future__ import annotations
 

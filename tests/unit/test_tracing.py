@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_a_span_per_batch_with_its_phases(tmp_path: Path) -> None:
         below = [span for span in spans if span.parent and span.parent.span_id == one.context.span_id]
         assert [span.name for span in below] == ["plan", "process", "wait", "commit", "advance"]
         assert (below[0].start_time, below[-1].end_time) == (one.start_time, one.end_time)
-        for first, second in zip(below, below[1:], strict=False):
+        for first, second in pairwise(below):
             assert first.start_time <= first.end_time == second.start_time
 
 

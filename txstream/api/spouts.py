@@ -119,6 +119,17 @@ class PartitionCoordinator(ABC, Generic[Meta]):
         txid, and not at all for some. Optional: the default does nothing.
         """
 
+    wants_committed: bool = False
+    """Whether `committed` is to be called."""
+
+    def committed(self, places: Mapping[str, Meta]) -> None:
+        """Learn the places of a batch whose commit is stored: the last meta of each partition. For those who
+        watch the source; must neither block nor raise.
+
+        Called from the thread that plans, in the order of txids, perhaps not for some. Optional: the default
+        does nothing.
+        """
+
     def close(self) -> None:
         """Called once at the end, also after a failure."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from txstream.api.errors import BatchFailedError, ServiceUnavailableError
@@ -181,6 +180,12 @@ class Planning:
         self._planned_at.pop(txid, None)
         self._pace.advanced(txid)
         before = Txid(txid + 1)
+        committed = batches.coordinator.committed_metas() if self._spout.wants_committed else None
+
+        def work() -> None:
+            if committed is not None:
+                self._spout.committed(committed.positions())
+            self._spout.cleanup_before(before)
 
         def failed(error: BaseException) -> None:
             if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
@@ -188,4 +193,4 @@ class Planning:
             else:
                 batches.fail_run(error)
 
-        batches.workers.submit(Lane.PLAN, partial(self._spout.cleanup_before, before), failed=failed)
+        batches.workers.submit(Lane.PLAN, work, failed=failed)

@@ -1,0 +1,128 @@
+"""A run over a real broker as others see it: a consumer group that it publishes to, and its metrics.
+
+The oracles are kafka-python's own clients and plain SQL.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from support.kafka_topics import wait_until
+from support.texts import fill_topic, make_lines, produce
+
+import txstream
+from txstream import CountBolt, KafkaSource, OpaqueSpout, SqlState, SqlStateBolt, Sum
+from txstream.api.errors import UsageError
+from txstream.embedded import Services
+from txstream.testing import InProcessRunner
+
+LINES = 400
+
+
+def topology_of(topic: str) -> Any:
+    """Count lines; publish to a group with the topic's name."""
+    source = KafkaSource(topic, publish_group=topic)
+    spout = OpaqueSpout(source, max_batch_records=100)
+    builder = txstream.TransactionalTopologyBuilder(topic, "lines", spout)
+    builder.set_bolt("count", CountBolt("value")).fields_grouping("lines", "value")
+    store = SqlStateBolt(SqlState(topic, key="value string", value="n bigint"), n=Sum("n"))
+    builder.set_committer_bolt("store", store).fields_grouping("count", "value")
+    return builder.build()
+
+
+def settings_of(services: Services, url: str, directory: Path) -> txstream.Settings:
+    return txstream.Settings(
+        zookeeper=services.zookeeper, kafka=services.kafka, database=url, data_dir=directory
+    )
+
+
+def offsets(bootstrap: str, group: str) -> dict[tuple[str, int], int]:
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        found = admin.list_group_offsets([group])[group]
+    finally:
+        admin.close()
+    return {(place.topic, place.partition): stored.offset for place, stored in found.items()}
+
+
+def ends(bootstrap: str, topic: str) -> dict[tuple[str, int], int]:
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap)
+    try:
+        places = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
+        return {(place.topic, place.partition): end for place, end in consumer.end_offsets(places).items()}
+    finally:
+        consumer.close()
+
+
+def test_a_group_gets_the_committed_places_and_metrics_the_lag(
+    services: Services, sqlite_url: str, tmp_path: Path, unique: str
+) -> None:
+    pytest.importorskip("prometheus_client")
+    from support.measured import samples, scrape
+
+    from txstream.metrics import exposition_of_ledgers
+    from txstream.metrics.of_run import RunMetrics
+    from txstream.metrics.server import served
+
+    fill_topic(services.kafka, unique, make_lines(LINES), partitions=2)
+    topology, settings = topology_of(unique), settings_of(services, sqlite_url, tmp_path)
+    metrics = RunMetrics(topology)
+    totals: dict[Any, Any] = {}
+    with served(metrics, "0") as url:
+        with txstream.start(
+            topology, settings=settings, runner_factory=InProcessRunner, watchers=[metrics]
+        ) as running:
+            metrics.driver = running.driver
+            wait_until(lambda: running.progress.records == LINES, "all is committed")
+            wait_until(
+                lambda: offsets(services.kafka, unique) == ends(services.kafka, unique), "it is published"
+            )
+            found = scrape(url)
+            exposition_of_ledgers(settings, totals)
+            produce(services.kafka, unique, make_lines(10), partitions=2)
+            wait_until(lambda: running.progress.records == LINES + 10, "the rest is committed")
+            seen = samples(exposition_of_ledgers(settings, totals).decode())
+        assert sum(ends(services.kafka, unique).values()) == LINES + 10
+        assert offsets(services.kafka, unique) == ends(services.kafka, unique), "published at the end"
+    lags = {name[1:]: value for name, value in found.items() if name[0] == "txstream_source_lag_records"}
+    assert lags == {("0", unique): 0, ("1", unique): 0}
+    with sqlite3.connect(sqlite_url.removeprefix("sqlite:///")) as database:
+        query = "SELECT max(txid), sum(tuples) FROM txstream_batch WHERE topology = ?"
+        last, records = database.execute(query, [unique]).fetchone()
+    assert records == LINES + 10
+    assert found["txstream_records_total",] == LINES
+    assert seen["txstream_last_committed_txid",] == last
+    assert seen["txstream_records_total",] == 10
+    assert seen["txstream_leader",] == found["txstream_leader",] == 1
+    assert seen["txstream_epoch",] == found["txstream_epoch",]
+    assert seen["txstream_source_lag_records", "all", "all"] == 0
+
+
+def test_a_group_with_members_is_refused(
+    services: Services, sqlite_url: str, tmp_path: Path, unique: str
+) -> None:
+    fill_topic(services.kafka, unique, make_lines(10), partitions=1)
+    consumer = KafkaConsumer(
+        unique,
+        bootstrap_servers=services.kafka,
+        group_id=unique,
+        client_id="somebody",
+        enable_auto_commit=False,
+    )
+    try:
+        wait_until(lambda: consumer.poll(200) is not None and bool(consumer.assignment()), "somebody joined")
+        run = txstream.start(
+            topology_of(unique),
+            settings=settings_of(services, sqlite_url, tmp_path),
+            until="caught-up",
+            runner_factory=InProcessRunner,
+        )
+        with pytest.raises(UsageError, match=r"has 1 members \(somebody"):
+            run.wait(60)
+    finally:
+        consumer.close()
+    assert offsets(services.kafka, unique) == {}
