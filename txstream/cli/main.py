@@ -44,7 +44,6 @@ _FLAGS = frozenset(("-q", "--quiet", "-v", "--verbose", "--json", "--debug"))  #
 app = typer.Typer(
     name="txstream",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: rich would take longer to import than everything else
     context_settings={"help_option_names": ["-h", "--help"]},

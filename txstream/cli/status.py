@@ -5,6 +5,9 @@ With `--tasks`, where the tasks of a recent batch ran. Of a topology of tracked 
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -44,6 +47,9 @@ if TYPE_CHECKING:
 # Returns a service's address and a remark. Raises when the service cannot be reached.
 Check = Callable[["Settings"], tuple[str, str | None]]
 
+_WATCH_SECONDS = 2.0
+_CLEAR = "\x1b[H\x1b[2J"
+
 
 def status(
     cli: Cli,
@@ -56,11 +62,40 @@ def status(
     everything: Annotated[
         bool, typer.Option("--all", help="Also the topologies that have committed nothing and do not run.")
     ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C.")
+    ] = False,
 ) -> int:
     """Show which services answer, and how far topologies are."""
     if tasks and topology_id is None:
         raise UsageError("--tasks shows the tasks of one topology; give its ID, too")
+    if watch and cli.as_json:
+        raise UsageError("--watch shows it to a person; leave out --json, or ask again yourself")
     settings = cli.resolve()
+
+    def show() -> int:
+        return _show(cli, settings, topology_id, tasks=tasks, everything=everything)
+
+    return _watch(cli, show) if watch else show()
+
+
+def _watch(cli: Cli, show: Callable[[], int], pause: Callable[[float], object] = time.sleep) -> int:
+    """Show again and again. What cannot be shown now is said, and may be back the next time."""
+    try:
+        while True:
+            if sys.stdout.isatty():
+                cli.print(_CLEAR)
+            cli.print(f"{datetime.now().astimezone():%H:%M:%S}")
+            try:
+                show()
+            except TxstreamError as error:
+                cli.print(str(error))
+            pause(_WATCH_SECONDS)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _show(cli: Cli, settings: Settings, topology_id: str | None, *, tasks: bool, everything: bool) -> int:
     if tasks and topology_id is not None:
         return show_tasks(cli, settings, topology_id)
     if topology_id is not None:

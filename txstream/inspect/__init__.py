@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from txstream.inspect.records import (
         Batch as Batch,
         BatchDetails as BatchDetails,
+        Batches as Batches,
         FailedAttempt as FailedAttempt,
         Finding as Finding,
         FsckReport as FsckReport,
@@ -71,6 +72,7 @@ _HOMES = {
     "txstream.inspect.records": (
         "Batch",
         "BatchDetails",
+        "Batches",
         "FailedAttempt",
         "Finding",
         "FsckReport",

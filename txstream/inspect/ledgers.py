@@ -12,6 +12,7 @@ from txstream.inspect.databases import topology_databases
 from txstream.inspect.records import (
     Batch,
     BatchDetails,
+    Batches,
     FailedAttempt,
     LedgerEntry,
     MissingDatabase,
@@ -44,7 +45,7 @@ def batches(
     failed: bool = False,
     left_out: bool = False,
     missing: list[MissingDatabase] | None = None,
-) -> list[Batch]:
+) -> Batches:
     """Return a topology's batches, oldest first. `before` takes those before a txid, `since` those committed
     at a time (with a time zone) or later, `failed` those that had trouble (a failed attempt, or not committed
     everywhere), `left_out` those that went without a partition. `last` takes only the newest of these.
@@ -84,7 +85,7 @@ def batches(
                 break
             limit *= 4
         found = _with_dead_letters(topology_id, found, databases.opened)
-    return found[-last:] if last is not None else found
+    return Batches(found[-last:] if last is not None else found)
 
 
 def _with_dead_letters(

@@ -25,6 +25,7 @@ from txstream.inspect.keys import check_key, parse_key
 from txstream.inspect.ledgers import UnknownTxidError
 from txstream.inspect.replaying import alike, combined
 from txstream.inspect.tables import place_of_table
+from txstream.notebook import Tabular
 from txstream.settings import Settings
 from txstream.spouts.ranges import RecordSpan
 from txstream.transaction import Txid
@@ -54,7 +55,7 @@ class WhyPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Why:
+class Why(Tabular):
     """The parts of a row's `value` as of txid `as_of`, newest first. `value` is None if there is no row.
 
     A record that made a maximum or minimum is among them however far back it is; if the table has no other
@@ -72,6 +73,13 @@ class Why:
     is_complete: bool = False
     txids: tuple[Txid, Txid] | None = None
     notes: tuple[str, ...] = ()
+
+    def as_table(self) -> tuple[str, list[str], list[Sequence[object]]]:
+        rows: list[Sequence[object]] = [
+            (one.txid, one.partition, one.offset, str(one.delta), str(one.value)) for one in self.parts
+        ]
+        title = f"why {self.table} has {self.value} for {self.key}, as of txid {self.as_of}"
+        return title, ["txid", "partition", "offset", "delta", "value"], rows
 
 
 def why(

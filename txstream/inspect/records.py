@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from txstream.failing_batch import FailingBatch, Wait
+from txstream.notebook import Tabular
 from txstream.semantics import Semantics
 from txstream.transaction import AttemptId, Epoch, Txid
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from txstream.zookeeper.candidates import Candidate
 
 
@@ -49,7 +52,7 @@ class TopologySummary:
 
 
 @dataclass(frozen=True, slots=True)
-class TopologyStatus:
+class TopologyStatus(Tabular):
     """How far one topology is. `positions` are the next place of each partition as of the last committed
     batch: an offset where the source's metas have one. `failing` is a batch whose attempts fail, `waiting` is
     what the leader waits for, and `trees` is the state of tracked tuples. `paused_since` and `paused_by` are
@@ -72,6 +75,21 @@ class TopologyStatus:
     paused_by: str | None = None
     trees: Mapping[str, Any] | None = None
     standbys: tuple[Candidate, ...] = ()
+
+    def as_table(self) -> tuple[str, list[str], list[Sequence[object]]]:
+        rows: list[Sequence[object]] = [
+            ("semantics", str(self.semantics)),
+            ("leader", self.leader or "none, it is not running"),
+            ("standbys", str(len(self.standbys))),
+            ("current txid", str(self.current_txid)),
+            *((f"next place of {name}", str(place)) for name, place in self.positions.items()),
+            *(("waits for", str(wait)) for wait in self.waiting),
+        ]
+        if self.paused_since is not None:
+            rows.append(("paused", f"since {self.paused_since} by {self.paused_by}"))
+        if self.failing is not None:
+            rows += [(f"txid {self.failing.txid} fails", reason) for reason in self.failing.reasons]
+        return f"topology {self.id}", ["what", "value"], rows
 
 
 # --- state -----------------------------------------------------------------------------------------
@@ -199,6 +217,54 @@ class Batch:
         return sum(entry.keys for entry in self.entries)
 
 
+PHASES = ("plan", "persist", "job", "merge", "commit_bolts", "commit")
+"""The steps of a batch that follow each other, as the ledger times them."""
+
+
+class Batches(Tabular, list[Batch]):
+    """Batches, oldest first: a list, and a table."""
+
+    __slots__ = ()
+
+    def as_table(self) -> tuple[str, list[str], list[Sequence[object]]]:
+        names = ["txid", "status", "tuples", "keys", "dead_letters", "planned_at", "committed_at", "error"]
+        rows: list[Sequence[object]] = [
+            (
+                *(one.txid, one.status, one.first.tuples, one.keys, one.dead_letters),
+                *(one.first.planned_at, one.first.committed_at, one.first.error),
+            )
+            for one in self
+        ]
+        return "batches", names, rows
+
+    def plot(self) -> Figure:
+        """Return a figure of records per second and of the seconds of each phase, by txid. Needs matplotlib,
+        which the extra `svg` installs."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 6), layout="constrained")
+        rates, phases = figure.subplots(2, 1, sharex=True)
+        ended = [one.first.committed_at for one in self]
+        pairs = [
+            (one, (now - before).total_seconds())
+            for one, before, now in zip(self[1:], ended, ended[1:], strict=False)
+            if before is not None and now is not None and now > before
+        ]
+        rates.plot([one.txid for one, _ in pairs], [one.first.tuples / passed for one, passed in pairs])
+        rates.set_ylabel("records/s")
+        below = [0.0] * len(self)
+        for phase in PHASES:
+            seconds = [(one.first.details.get("timings") or {}).get(phase, 0.0) for one in self]
+            if any(seconds):
+                phases.bar([one.txid for one in self], seconds, bottom=below, label=phase)
+                below = [low + more for low, more in zip(below, seconds, strict=True)]
+        phases.set_ylabel("seconds")
+        phases.set_xlabel("txid")
+        if any(below):
+            phases.legend()
+        return figure
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
     """What a batch read of one partition: `start` to `end` - 1 if the source's metas are offsets. `meta` is
@@ -273,7 +339,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class FsckReport:
+class FsckReport(Tabular):
     """What was compared (`checked`, a sentence each), and the findings, worst first."""
 
     topology: str
@@ -284,6 +350,13 @@ class FsckReport:
     def is_clean(self) -> bool:
         """Whether nothing is worse than a note."""
         return all(finding.severity is Severity.NOTE for finding in self.findings)
+
+    def as_table(self) -> tuple[str, list[str], list[Sequence[object]]]:
+        rows: list[Sequence[object]] = [
+            (str(one.severity), one.where, one.what, one.remedy, one.command) for one in self.findings
+        ]
+        title = f"fsck of {self.topology}: {len(self.checked)} checks"
+        return title, ["severity", "where", "what", "remedy", "command"], rows
 
 
 @dataclass(frozen=True, slots=True)
