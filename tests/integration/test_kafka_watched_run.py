@@ -5,6 +5,7 @@ The oracles are kafka-python's own clients and plain SQL.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from support.kafka_topics import wait_until
+from support.runs import Launcher
 from support.texts import fill_topic, make_lines, produce
 
 import txstream
@@ -126,3 +128,20 @@ def test_a_group_with_members_is_refused(
     finally:
         consumer.close()
     assert offsets(services.kafka, unique) == {}
+
+
+def test_the_command_serves_metrics_and_writes_json(
+    services: Services, sqlite_url: str, tmp_path: Path, unique: str
+) -> None:
+    pytest.importorskip("prometheus_client")
+    fill_topic(services.kafka, unique, make_lines(50), partitions=1)
+    launcher = Launcher(services, tmp_path, sqlite_url).without_spark
+    done = launcher.word_count(unique, unique, unique, "--metrics", "0", "--log-format", "json")
+    assert done.status == 0, done.stderr
+    said = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {one["topology"] for one in said} == {unique}
+    urls = [one["message"] for one in said if one["message"].startswith("metrics: http://127.0.0.1:")]
+    assert len(urls) == 1
+    taken = launcher.word_count(unique, unique, unique, "--metrics", services.kafka)
+    assert taken.status == 2
+    assert "cannot be listened on" in taken.stderr
