@@ -5,7 +5,6 @@ With `--tasks`, where the tasks of a recent batch ran. Of a topology of tracked 
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping
