@@ -315,6 +315,19 @@ class Holds(Same):
         super().execute(tup, collector)
 
 
+class KillsWorker(Same):
+    """Ends its worker process at its first tuple, unless the file exists, which it then makes."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        if not self.file.exists():
+            note(self.file, os.getpid())
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().execute(tup, collector)
+
+
 class NotesPool(CountWords):
     """Notes the scheduler pool of its phase, once per task."""
 

@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
@@ -164,7 +164,9 @@ class TransactionalTopologyBuilder(GraphBuilder):
     `message_timeout_seconds` is replayed. A bug in a bolt stops the topology after `max_attempts` tries.
     `settings` are yours: they are shipped once, by pickle, and every bolt finds them in its context.
     `workers` is the number of executor processes that a cluster is asked for; None leaves it to Spark's own
-    settings.
+    settings. `resident_tasks` is how many Spark tasks stay for small batches, which then need no Spark job; 0
+    is none. "auto" (the default) is one, unless there are DataFrame bolts, a commit phase of bolts, or only
+    one slot.
 
     `commit` says who writes the deltas of a batch into the states' databases: "driver" writes them in one
     transaction, "executors" in one for each slot. "auto" (the default) takes the faster: the driver up to
@@ -193,6 +195,7 @@ class TransactionalTopologyBuilder(GraphBuilder):
         max_attempts: int = DEFAULT_MAX_ATTEMPTS,
         settings: Mapping[str, Any] | None = None,
         workers: int | None = None,
+        resident_tasks: int | Literal["auto"] = "auto",
         commit: CommitChoice = "auto",
         driver_commit_rows: int | None = None,
         max_batch_latency_seconds: float | None = None,
@@ -226,6 +229,9 @@ class TransactionalTopologyBuilder(GraphBuilder):
                     f"driver_commit_rows is {driver_commit_rows}, but with commit={commit!r} nothing is "
                     f"chosen by size; leave one of the two out"
                 )
+        self._resident_tasks = None
+        if resident_tasks != "auto":
+            self._resident_tasks = check_number("resident_tasks", resident_tasks, least=0)
         self._commit: CommitChoice = commit
         self._driver_commit_rows = driver_commit_rows
         self._max_batch_latency_seconds = _if_given("max_batch_latency_seconds", max_batch_latency_seconds)
@@ -289,6 +295,7 @@ class TransactionalTopologyBuilder(GraphBuilder):
             max_attempts=self._max_attempts,
             settings=self._settings,
             workers=self._workers,
+            resident_tasks=self._resident_tasks,
             commit=self._commit,
             driver_commit_rows=self._driver_commit_rows,
             max_batch_latency_seconds=self._max_batch_latency_seconds,

@@ -72,8 +72,8 @@ class BoltDeclarer:
         return self
 
 
-def check_number(what: str, value: int) -> int:
-    """Return the number itself. Raises TopologyError if it is not a whole number of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise TopologyError(f"{what} is {value!r}; it must be a whole number of at least 1")
+def check_number(what: str, value: int, least: int = 1) -> int:
+    """Return the number itself. Raises TopologyError if it is not a whole number of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise TopologyError(f"{what} is {value!r}; it must be a whole number of at least {least}")
     return value

@@ -88,6 +88,7 @@ class Topology:
     max_attempts: int
     settings: Mapping[str, Any] = field(default_factory=dict)
     workers: int | None = None
+    resident_tasks: int | None = None
     commit: CommitChoice = "auto"
     driver_commit_rows: int | None = None
     max_batch_latency_seconds: float | None = None

@@ -1,4 +1,4 @@
-"""How many Spark tasks a batch gets, and which of its partitions each of them reads.
+"""How many Spark tasks a batch gets, which of its partitions each reads, and how many stay between batches.
 
 A Spark task costs 10 ms of CPU in Spark and Python. That is more than reading 10,000 small records, and
 nothing beside a bolt that takes a millisecond for each tuple. So the time that earlier batches took decides;
@@ -72,6 +72,14 @@ def planned_records(metas: BatchMetas[Any]) -> int | None:
     """Return how many records a batch holds, as planned; None if the source's metas do not say."""
     known = [getattr(meta, "records", None) for meta in metas.partitions.values()]
     return None if None in known else sum(filter(None, known))
+
+
+def resident_tasks(plan: ExecutionPlan, asked: int | None) -> int:
+    """Return how many Spark tasks are to stay for this plan's small batches; `asked` is the user's number.
+    They only run batches of a single stage, and a batch of live data is worth one Spark task."""
+    if plan.fed or not lay_out(plan, 1).is_simple:
+        return 0
+    return 1 if asked is None else asked
 
 
 def work_order(

@@ -61,6 +61,14 @@ class WorkerProcess:
             self._spout = (source.emitter(self.plan.context), MetaCodec(source.meta_type))
         return self._spout
 
+    def get_ready(self) -> None:
+        """Open the emitter before there is a batch to read. If that fails, the first batch tries again, and
+        reports it."""
+        try:
+            self.spout()
+        except Exception:
+            log.info("the emitter of %r could not be opened yet", self.plan.spout_id, exc_info=True)
+
     def resource(self, spec: BoltSpec, bolt: Bolt) -> Any:
         """What `prepare_worker` has opened for this component in this process, None if the class of `bolt`
         does not define it. It is called when first needed, on an instance of its own."""

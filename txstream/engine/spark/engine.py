@@ -21,8 +21,9 @@ from txstream.api.errors import SparkLostError
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.spark.dataframes import Sessions, check_dataframes
 from txstream.engine.spark.java_process import SparkProcess
-from txstream.engine.spark.master import await_executor
-from txstream.engine.spark.session import own_context, share_path, warn_of_missing_settings
+from txstream.engine.spark.master import Master, await_executor
+from txstream.engine.spark.residents import refusal
+from txstream.engine.spark.session import DEFAULT_MASTER, own_context, share_path, warn_of_missing_settings
 from txstream.engine.spark.spark_runner import SparkRunner, pickled
 from txstream.settings import Settings
 
@@ -38,7 +39,8 @@ _WARM_SECONDS = 60.0
 
 class SparkEngine:
     """Starts and ends Spark. `pause` waits so many seconds, and returns True when the run is to end, which
-    ends a start too. Only `check` may be called from several threads at once."""
+    ends a start too. `residents` is how many Spark tasks are to stay for small batches: it is set before the
+    start. Only `check` may be called from several threads at once."""
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class SparkEngine:
         self._app_name = app_name
         self._conf = conf
         self._session = session
+        self.residents = 0
         self._pause = pause
         self._report_state = report_state
         self._forget()
@@ -90,7 +93,7 @@ class SparkEngine:
         if self._session is None:
             context = self._opened.enter_context(
                 own_context(
-                    master=settings.master,
+                    master=Master(settings.master or DEFAULT_MASTER).with_slots(self.residents).url,
                     app_name=self._app_name,
                     conf=self._conf,
                     log_file=settings.spark_log,
@@ -115,7 +118,12 @@ class SparkEngine:
         return context
 
     def create_runner(self, plan: ExecutionPlan) -> SparkRunner:
-        return SparkRunner(self.start(), plan, self._session, sessions=self._sessions)
+        context = self.start()
+        residents = self.residents
+        if residents and (why := refusal(context)):
+            log.warning("no Spark task stays between batches: %s", why)
+            residents = 0
+        return SparkRunner(context, plan, self._session, sessions=self._sessions, residents=residents)
 
     def keep_warm(self, plan: ExecutionPlan) -> None:
         """Start Spark unless it is up, and have Python workers import what a batch needs. That also keeps

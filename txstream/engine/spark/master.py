@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txstream.api.errors import ServiceUnavailableError, UsageError
@@ -13,7 +18,9 @@ from txstream.api.errors import ServiceUnavailableError, UsageError
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 _STANDALONE = "spark://"
+_LOCAL = re.compile(r"local(\[\s*(?P<slots>\d+|\*)\s*(?P<failures>,\s*\d+\s*)?\])?")
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,15 @@ class Master:
             self.is_standalone and all(_is_loopback(host) for host, _ in self._addresses)
         )
 
+    def with_slots(self, more: int) -> Master:
+        """Return the master with so many slots more, if it is in this process; other masters have what they
+        have."""
+        found = _LOCAL.fullmatch(self.url)
+        if not more or found is None:
+            return self
+        slots = _cores() if found["slots"] == "*" else int(found["slots"] or 1)
+        return Master(f"local[{slots + more}{found['failures'] or ''}]")
+
     def refuse(self) -> None:
         """Raise UsageError for what is no master of Spark's, or one that cannot work."""
         if self.url.startswith("sc://"):
@@ -82,6 +98,15 @@ class Master:
                 f"there is no Spark master at {self.url} ({problem}); start it, or give the right "
                 "address with --master (Settings.master, TXSTREAM_MASTER)"
             ) from problem
+
+
+def _cores() -> int:
+    """Return how many cores this process may use, as Java counts them for local[*]."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # a container without a limit, or no container
+        quota, period = _CPU_LIMIT.read_text().split()
+        cores = min(cores, math.ceil(int(quota) / int(period)))
+    return max(1, cores)
 
 
 def await_executor(

@@ -1,8 +1,10 @@
 """Batches on Spark: each phase of an attempt is one job, whose partitions are the Spark tasks of its stages.
 
-The RDD of a single-stage layout is built once per width and used for every batch: the batch's ranges travel
-as a local property of the job, so several batches may be in flight. With an exchange, a DataFrame or a commit
-phase, RDDs are built for each attempt, because Spark would hand back the blocks of an older one.
+While Spark tasks that stay are free (`residents`), a batch whose layout is a single stage, and narrow enough,
+needs no job. Otherwise the RDD of such a layout is built once per width and used for every batch: the batch's
+ranges travel as a local property of the job, so several batches may be in flight. With an exchange, a
+DataFrame or a commit phase, RDDs are built for each attempt, because Spark would hand back the blocks of an
+older one.
 
 What crosses into the commit phase is persisted on the executors, and so is what a DataFrame bolt reads. If it
 is lost there, it is computed again from the ranges, which were fixed before the attempt began.
@@ -52,6 +54,7 @@ from txstream.engine.spark.errors import spark_error
 from txstream.engine.spark.executor import current_order, shipped_plan
 from txstream.engine.spark.java_process import SparkProcess
 from txstream.engine.spark.jobs import JobProperties, collect, succeeded_tasks
+from txstream.engine.spark.residents import Residents
 from txstream.engine.spark.session import COMMIT_POOL, PROCESSING_POOL
 from txstream.transaction import TransactionAttempt
 
@@ -111,7 +114,7 @@ class SparkRunner:
     `session` is the user's, for DataFrame bolts; without one they get sessions of the runner's own.
     `sessions` are those for DataFrame bolts, if they are made already. `width` is the number of Spark tasks
     that every batch gets, as far as slots go; with None it depends on the batch's size and on how long
-    earlier batches took.
+    earlier batches took. `residents` is the number of Spark tasks that stay for small batches.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class SparkRunner:
         *,
         width: int | None = None,
         sessions: Sessions | None = None,
+        residents: int = 0,
     ) -> None:
         check_dataframes(plan)
         self.plan = plan
@@ -142,6 +146,7 @@ class SparkRunner:
         if sessions is None and any(bolt.is_dataframe for bolt in plan.bolts):
             sessions = Sessions(context, session)
         self._sessions = sessions
+        self._residents = Residents(context, self._shipped, plan.run_id, residents)
 
     # --- for the event loop -------------------------------------------------------------------------
 
@@ -159,11 +164,24 @@ class SparkRunner:
         )
         layout = lay_out(self.plan, order.width, order.slots)
         width = layout.stages[0].width
-        first = self._first_stage(layout)
-        result = self._process_all(_Pipeline(attempt, order, layout, first, {PYTHON: width}))
+        result = self._by_residents(order, width) if layout.is_simple else None
+        if result is None:
+            first = self._first_stage(layout)
+            result = self._process_all(_Pipeline(attempt, order, layout, first, {PYTHON: width}))
+            self._residents.come_back()  # jobs get cores
         if not layout.commit:
             self._cost.add(result.records, result.read_seconds + result.process_seconds)
         return result
+
+    def _by_residents(self, order: WorkOrder, width: int) -> BatchResult | None:
+        """Have residents process a batch of one stage. Returns None if a job has to."""
+        started = time.perf_counter()
+        elements = self._residents.run(order, width)
+        if elements is None:
+            return None
+        answers = open_answers(order.attempt, [message for _, message in elements])
+        seconds = time.perf_counter() - started
+        return collect_result(self.plan, order.attempt, answers, seconds, order.width)
 
     @_blaming
     def find(
@@ -225,8 +243,8 @@ class SparkRunner:
     ) -> BatchResult:
         """Run the bolts of the commit phase. Raises the TxstreamError that a Spark task reported, or
         BoltError."""
-        pipeline: _Pipeline = processed.kept
-        if not pipeline.layout.commit:
+        pipeline: _Pipeline | None = processed.kept
+        if pipeline is None or not pipeline.layout.commit:
             return NOTHING
         started = time.perf_counter()
         pipeline.answers = []
@@ -271,8 +289,11 @@ class SparkRunner:
         with self._lock:
             pipeline = self._live.get(attempt)
             self._writing.discard(attempt)
-        if pipeline is not None:
+        if pipeline is None:
+            self._residents.cancel(attempt)
+        else:
             pipeline.cancelled = True  # for the jobs that the attempt has not begun yet
+            self._residents.leave()  # it may have waited for a core
         self._context.cancelJobsWithTag(_tag(self.plan.run_id, attempt))
 
     @_blaming
@@ -291,6 +312,7 @@ class SparkRunner:
             self._closed = True
             live = list(self._live.values())
         try:
+            self._residents.close()
             for pipeline in live:
                 self._drop(pipeline)
             self._shipped.unpersist()

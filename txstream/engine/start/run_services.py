@@ -23,6 +23,7 @@ from txstream.api.tracked_builder import TrackedTopology
 from txstream.batch_metas import MetaCodec
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.runner_contract import BatchRunner
+from txstream.engine.batch.sizing import resident_tasks
 from txstream.engine.commit.committer import StateTarget, state_targets
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.leadership_watch import Abortable, watch_leadership
@@ -111,6 +112,7 @@ class RunServices:
     def lead(self, codec: MetaCodec[Any], plan: ExecutionPlan) -> ProgressStore:
         zookeeper, topology_id = self._zookeeper, self._topology.id
         if self._engine is not None:
+            self._engine.residents = resident_tasks(plan, self._topology.resident_tasks)
             self._stack.push(self._engine)
         is_warm = self._wait_for_leadership and self._settings.standby == WARM
         readiness = Readiness(

@@ -1,0 +1,420 @@
+"""Spark tasks that stay. Each takes one work order after the other over a connection to the driver, so that a
+small batch does not cost the start of a Spark job.
+
+Spark places these tasks, starts them again when they die and ends them with the run. Each is a job of its own
+with one Spark task, which connects to the driver and proves that it has the run's key.
+
+Invariants.
+- An order goes to a resident that is free, and its answer belongs to the call that sent it: a resident has
+  one order at a time, and one that was given up is never asked or heard again.
+- Whoever finds no resident runs a Spark job. So the loss of a resident fails neither a run nor an attempt:
+  what it was doing is done again by a job, as Spark itself does with the work of a task that it has lost.
+- Residents never take the last core from jobs: a job that is cancelled, perhaps because it got no core, makes
+  them leave until a job has succeeded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import TYPE_CHECKING, Any
+
+from txstream.api.errors import BatchFailedError
+from txstream.backoff import Backoff
+from txstream.engine.batch.messages import Element, WorkOrder
+from txstream.engine.batch.worker import run_first_stage
+from txstream.engine.batch.worker_process import worker_process
+from txstream.engine.spark.executor import shipped_plan
+from txstream.engine.spark.jobs import JobProperties, collect
+from txstream.engine.spark.master import Master
+from txstream.engine.spark.session import PROCESSING_POOL
+from txstream.transaction import TransactionAttempt
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast, SparkContext
+
+log = logging.getLogger(__name__)
+
+# Waiting for a resident that is busy costs no more than the job that would be started instead.
+_PATIENCE_SECONDS = 0.02
+# How long a resident may go on with an order that nobody wants any more.
+_GRACE_SECONDS = 1.0
+_HANDSHAKE_SECONDS = 5.0
+_CLOSE_SECONDS = 2.0
+_LONGEST_GREETING = 1_000
+_AGAIN = Backoff(first_seconds=0.1, longest_seconds=10.0)
+PORT_SETTING = "spark.txstream.residents.port"
+
+# With these, Spark encrypts or checks what its tasks and its driver send each other. A connection of our own
+# would be a way around that.
+_PROTECTED = ("spark.network.crypto.enabled", "spark.ssl.enabled", "spark.ssl.rpc.enabled")
+
+# By Spark application: how many cores residents of the runs in this process hold.
+_held: dict[str, int] = {}
+_holding = threading.Lock()
+
+
+def refusal(context: SparkContext) -> str | None:
+    """Return why a SparkContext can have no residents, or None if it can."""
+    conf = context._conf
+    for name in _PROTECTED:
+        if conf.get(name, "false") == "true":
+            return f"{name} is set, and their connections to the driver would not be protected by it"
+    if conf.get("spark.speculation", "false") == "true":
+        return "spark.speculation is set, which would take a task that stays for a slow one"
+    if conf.get("spark.task.cpus", "1") != "1":
+        return "spark.task.cpus is set, and a task that stays would hold all of them"
+    return None
+
+
+@dataclass(eq=False)
+class _Order:
+    """An order on its way. `done` is set once there is an answer, or there will be none."""
+
+    attempt: TransactionAttempt
+    done: threading.Event = field(default_factory=threading.Event)
+    elements: list[Element] | None = None
+    is_cancelled: bool = False
+
+
+@dataclass(eq=False)
+class _Resident:
+    """A connected resident. `order` is what it works on, even if nobody waits for it any more."""
+
+    number: int
+    life: int
+    peer: socket.socket
+    connection: Connection
+    order: _Order | None = None
+
+
+class Residents:
+    """The residents of a run. `run` and `cancel` may be called from several threads at once.
+
+    `count` is how many there are to be; fewer if the application has not that many cores to spare.
+    """
+
+    def __init__(self, context: SparkContext, shipped: Broadcast[bytes], run_id: str, count: int) -> None:
+        self._context = context
+        self._shipped = shipped
+        self._run_id = run_id
+        self._properties = JobProperties(context)
+        self._key = secrets.token_bytes(32)
+        self._changed = threading.Condition()
+        self._connected: dict[int, _Resident] = {}
+        self._lives = dict.fromkeys(range(count), 0)
+        self._was_heard = self._is_warned = False
+        self._may_run = threading.Event()
+        self._may_run.set()
+        self._closed = threading.Event()
+        self._application = str(context.applicationId)
+        with _holding:
+            spare = context.defaultParallelism - _held.get(self._application, 0) - 1
+            self._count = max(0, min(count, spare))
+            _held[self._application] = _held.get(self._application, 0) + self._count
+        if not self._count:
+            return
+        conf, loopback = context._conf, "127.0.0.1"
+        is_local = Master(str(context.master)).is_local
+        host = loopback if is_local else str(conf.get("spark.driver.host", loopback))
+        bind = loopback if is_local else str(conf.get("spark.driver.bindAddress", host))
+        port = int(str(conf.get(PORT_SETTING, "0")))
+        self._server = socket.create_server((bind, port))
+        self._address = (host, self._server.getsockname()[1])
+        threading.Thread(target=self._accept, name="txstream-residents", daemon=True).start()
+        self._keepers = [
+            threading.Thread(
+                target=self._keep, args=(number,), name=f"txstream-resident-{number}", daemon=True
+            )
+            for number in range(self._count)
+        ]
+        for keeper in self._keepers:
+            keeper.start()
+
+    # --- for the runner -----------------------------------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def run(self, order: WorkOrder, width: int) -> list[Element] | None:
+        """Run the only stage of a batch in `width` residents. Returns None if a job has to do it, because
+        so many are not there, or have not become free in a moment, or one was lost. Raises BatchFailedError
+        if the attempt was cancelled."""
+        taken = self._take(order.attempt, width)
+        if taken is None:
+            return None
+        text = order.to_json().encode()
+        for index, (resident, _) in enumerate(taken):
+            try:
+                resident.connection.send_bytes(_INDEX.pack(index) + text)
+            except OSError:
+                self._end(resident)
+        elements: list[Element] = []
+        is_lost = False
+        for _, mine in taken:
+            mine.done.wait()
+            if mine.is_cancelled:
+                raise BatchFailedError(f"{order.attempt} was cancelled")
+            is_lost |= mine.elements is None
+            elements += mine.elements or []
+        return None if is_lost else elements
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """Let whoever waits for this attempt go. A resident that works on it for much longer is given up."""
+        with self._changed:
+            busy = [one for one in self._connected.values() if one.order and one.order.attempt == attempt]
+            for resident in busy:
+                assert resident.order is not None
+                resident.order.is_cancelled = True
+                resident.order.done.set()
+        for resident in busy:
+            timer = threading.Timer(_GRACE_SECONDS, self._give_up, (resident, resident.order))
+            timer.daemon = True
+            timer.start()
+
+    def leave(self) -> None:
+        """Give the cores back to jobs, until `come_back`."""
+        with self._changed:
+            self._may_run.clear()
+            idle = [resident for resident in self._connected.values() if resident.order is None]
+        for resident in idle:
+            self._end(resident)
+
+    def come_back(self) -> None:
+        self._may_run.set()
+
+    def close(self) -> None:
+        """End all residents. One that is in the middle of an order is cancelled."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._may_run.set()  # for keepers that wait for it
+        with _holding:
+            _held[self._application] -= self._count
+        if not self._count:
+            return
+        # A blocked `accept` is not ended by `close` alone.
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        with self._changed:
+            connected = list(self._connected.values())
+        for resident in connected:
+            self._end(resident)
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for number, keeper in enumerate(self._keepers):
+            keeper.join(max(0.0, deadline - time.monotonic()))
+            if keeper.is_alive():
+                self._context.cancelJobsWithTag(self._tag(number))
+
+    # --- residents come and go ----------------------------------------------------------------------
+
+    def _tag(self, number: int) -> str:
+        return f"txstream-{self._run_id}-resident-{number}-{self._lives[number]}"
+
+    def _keep(self, number: int) -> None:
+        """Run the job of one resident, again and again."""
+        failures = 0
+        while True:
+            self._may_run.wait()
+            if self._closed.wait(_AGAIN.after(failures)):
+                return
+            life = self._lives[number] = self._lives[number] + 1
+            stay = functools.partial(
+                _stay, self._shipped, self._run_id, self._address, self._key, number, life
+            )
+            began = time.monotonic()
+            try:
+                with self._properties.set(self._tag(number), PROCESSING_POOL):
+                    collect(self._context.parallelize([number], 1).mapPartitions(stay))
+            except Exception as error:  # noqa: BLE001 - jobs do its work, and raise what ends them too
+                if not self._closed.is_set():
+                    self._say_why(number, error)
+            failures = failures + 1 if time.monotonic() - began < _AGAIN.longest_seconds else 0
+
+    def _say_why(self, number: int, error: Exception) -> None:
+        text = str(error)
+        log.info("resident task %d has ended: %s", number, text.partition("\n")[0])
+        if not self._was_heard and not self._is_warned and _UNREACHABLE in text:
+            self._is_warned = True
+            log.warning(
+                "no executor reaches this driver at %s:%d, so that every batch starts a Spark job: open that "
+                "port (%s fixes it), or build with resident_tasks=0",
+                *self._address,
+                PORT_SETTING,
+            )
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, address = self._server.accept()
+            except OSError:  # `close` has closed it
+                return
+            threading.Thread(
+                target=self._meet, args=(peer, address), name="txstream-resident", daemon=True
+            ).start()
+
+    def _meet(self, peer: socket.socket, address: tuple[Any, ...]) -> None:
+        """Let a resident in if it has the key, then take its answers until it is gone."""
+        with peer, Connection(os.dup(peer.fileno())) as connection:
+            _keep_alive(peer)
+            try:
+                _limit(peer, _HANDSHAKE_SECONDS)
+                deliver_challenge(connection, self._key)
+                answer_challenge(connection, self._key)
+                number, life = json.loads(connection.recv_bytes(_LONGEST_GREETING))
+                _limit(peer, 0)
+            except (AuthenticationError, OSError, EOFError, ValueError) as error:
+                if not self._closed.is_set():
+                    log.warning(
+                        "%s:%d connected without the key of this run and was turned away: %s",
+                        *address[:2],
+                        str(error) or type(error).__name__,
+                    )
+                return
+            resident = _Resident(number, life, peer, connection)
+            if self._let_in(resident):
+                self._listen(resident)
+
+    def _let_in(self, resident: _Resident) -> bool:
+        self._was_heard = True
+        with self._changed:
+            if self._closed.is_set() or resident.life != self._lives[resident.number]:
+                return False
+            former = self._connected.get(resident.number)
+            self._connected[resident.number] = resident
+            self._changed.notify_all()
+        if former is not None:  # Spark has run its task a second time
+            self._end(former)
+        return True
+
+    def _listen(self, resident: _Resident) -> None:
+        """Take answers until the connection ends."""
+        connection = resident.connection
+        try:
+            while True:
+                targets = json.loads(connection.recv_bytes())
+                elements = [(target, connection.recv_bytes()) for target in targets]
+                with self._changed:
+                    order, resident.order = resident.order, None
+                    self._changed.notify_all()
+                if order is not None:
+                    order.elements = elements
+                    order.done.set()
+                if not self._may_run.is_set():
+                    break
+        except (OSError, EOFError, ValueError) as error:
+            if not self._closed.is_set():
+                log.debug("resident task %d is gone: %r", resident.number, error)
+        self._end(resident)
+
+    def _take(self, attempt: TransactionAttempt, width: int) -> list[tuple[_Resident, _Order]] | None:
+        """Take so many residents that are free. Returns None if they are not there, or busy for longer."""
+        with self._changed:
+
+            def free() -> list[_Resident]:
+                return [one for one in self._connected.values() if one.order is None]
+
+            def is_decided() -> bool:
+                return len(free()) >= width or len(self._connected) < width or not self._may_run.is_set()
+
+            self._changed.wait_for(is_decided, _PATIENCE_SECONDS)
+            taken = free()[:width]
+            if len(taken) < width or not self._may_run.is_set():
+                return None
+            found = []
+            for resident in taken:
+                resident.order = _Order(attempt)
+                found.append((resident, resident.order))
+            return found
+
+    def _give_up(self, resident: _Resident, order: _Order) -> None:
+        """End a resident that still works on an order that nobody waits for."""
+        if resident.order is order and not self._closed.is_set():
+            log.info("resident task %d is given up: it still works on %s", resident.number, order.attempt)
+            with self._changed:
+                is_current = self._connected.get(resident.number) is resident
+                tag = self._tag(resident.number)
+            self._end(resident)
+            if is_current:
+                self._context.cancelJobsWithTag(tag)
+
+    def _end(self, resident: _Resident) -> None:
+        """Forget a resident, let go whoever waits for it, and end its connection."""
+        with self._changed:
+            if self._connected.get(resident.number) is resident:
+                del self._connected[resident.number]
+            self._changed.notify_all()
+        if resident.order is not None:
+            resident.order.done.set()
+        with contextlib.suppress(OSError):  # it may have ended by itself
+            resident.peer.shutdown(socket.SHUT_RDWR)
+
+
+# --- on the executors ----------------------------------------------------------------------------------
+
+_INDEX = struct.Struct(">I")
+_TIMEVAL = struct.Struct("ll")
+_UNREACHABLE = "reach the driver"
+
+
+def _stay(
+    shipped: Broadcast[bytes],
+    run_id: str,
+    address: tuple[str, int],
+    key: bytes,
+    number: int,
+    life: int,
+    _: Iterable[int],
+) -> Iterator[Element]:
+    """Take orders until the driver ends the connection, or is gone."""
+    try:
+        peer = socket.create_connection(address, _HANDSHAKE_SECONDS)
+    except OSError as error:
+        raise ConnectionError(f"a resident task cannot {_UNREACHABLE} at {address}: {error}") from error
+    peer.settimeout(None)
+    with peer, Connection(os.dup(peer.fileno())) as connection:
+        _keep_alive(peer)
+        try:
+            answer_challenge(connection, key)
+            deliver_challenge(connection, key)
+            plan = shipped_plan(shipped, run_id)
+            worker_process(plan).get_ready()
+            connection.send_bytes(json.dumps([number, life]).encode())
+            while True:
+                message = connection.recv_bytes()
+                index, text = _INDEX.unpack_from(message)[0], message[_INDEX.size :].decode()
+                elements = run_first_stage(plan, index, WorkOrder.from_json(text), worker_process(plan))
+                connection.send_bytes(json.dumps([target for target, _element in elements]).encode())
+                for _target, element in elements:
+                    connection.send_bytes(element)
+        except (EOFError, ConnectionError):
+            return iter(())
+
+
+def _keep_alive(peer: socket.socket) -> None:
+    """Have this end notice within half a minute that the machine of the other end is gone."""
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _limit(peer: socket.socket, seconds: float) -> None:
+    """Have reading fail after so many seconds; 0 waits for ever. A timeout of Python's would make reads of
+    the descriptor, which a Connection does, fail at once."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(int(seconds), 0))
