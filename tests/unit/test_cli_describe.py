@@ -120,7 +120,8 @@ b6     b7     local_or_shuffle  stay in place
 b7     b8     local_or_shuffle  stay in place
 b8     store  global            stay in place: the driver merges its deltas
 
-when the batch commits, in the order of txids, the driver writes deltas: store to table words"""
+when the batch commits, in the order of txids, the driver writes deltas: store to table words
+a run keeps 1 Spark task for batches that need no more"""
 
 
 def test_the_same_chain_by_shuffle_is_a_stage_for_each_bolt() -> None:

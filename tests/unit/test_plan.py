@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.bolts import CountByHand, Passing, Split, chain, compiled, word_count, words_state
 from support.inmemory import CONTEXT, MemoryLog, MemorySource, Range, attempt
+from support.topologies import CommitCount
 
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import TopologyError
@@ -21,7 +22,7 @@ from txstream.bolts.aggregate import CountBolt, ReduceBolt
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.batch.execution_plan import Edge, ExecutionPlan, compile_topology
 from txstream.engine.batch.layout import lay_out, max_width
-from txstream.engine.batch.sizing import RecordCost, batch_width, work_order
+from txstream.engine.batch.sizing import RecordCost, batch_width, resident_tasks, work_order
 
 LOG = MemoryLog({})
 
@@ -240,6 +241,15 @@ def test_every_partition_is_assigned_once(
     assert sorted(assigned) == sorted(sizes)
     for part in order.assignments:
         assert all(part[name] == codec.encode_meta(metas.partitions[name]) for name in part)
+
+
+def test_tasks_stay_for_plans_whose_small_batches_have_one_stage() -> None:
+    plan = compiled(word_count(LOG, parallelism=2))
+    assert [resident_tasks(plan, asked) for asked in (None, 0, 3)] == [1, 0, 3]
+    builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySource(LOG)))
+    builder.set_committer_bolt("commit", CommitCount()).shuffle_grouping("lines")
+    with_commit_phase = compiled(builder.build())
+    assert [resident_tasks(with_commit_phase, asked) for asked in (None, 0, 3)] == [0, 0, 0]
 
 
 def test_the_largest_partitions_are_spread_first() -> None:

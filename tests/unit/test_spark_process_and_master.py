@@ -15,9 +15,11 @@ from support.bolts import word_count
 from support.inmemory import MemoryLog
 
 from txstream.api.errors import BoltError, ServiceUnavailableError, SparkLostError, UsageError
+from txstream.engine.spark import master as masters
 from txstream.engine.spark.java_process import SparkProcess
 from txstream.engine.spark.log import reason_in
 from txstream.engine.spark.master import Master, await_executor
+from txstream.engine.spark.residents import refusal
 from txstream.engine.start.run_services import RunServices
 from txstream.settings import Settings
 
@@ -156,6 +158,49 @@ def test_what_is_no_master_is_refused_without_spark(url: str, words: str) -> Non
         Master(url).refuse()
     with pytest.raises(UsageError, match=words):
         RunServices(word_count(MemoryLog({})), Settings(master=url))
+
+
+@pytest.mark.parametrize(
+    ("url", "with_one_more"),
+    [
+        ("local", "local[2]"),
+        ("local[1]", "local[2]"),
+        ("local[ 3 ]", "local[4]"),
+        ("local[2,4]", "local[3,4]"),
+        ("local-cluster[2,1,1024]", "local-cluster[2,1,1024]"),
+        ("spark://host:7077", "spark://host:7077"),
+    ],
+)
+def test_a_local_master_gets_a_slot_more_for_a_task_that_stays(url: str, with_one_more: str) -> None:
+    assert Master(url).with_slots(1).url == with_one_more
+    assert Master(url).with_slots(0).url == url
+
+
+@pytest.mark.parametrize(("limit", "slots"), [("150000 100000", 3), ("max 100000", 9), ("", 9)])
+def test_all_cores_are_those_that_a_container_may_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str, slots: int
+) -> None:
+    (tmp_path / "cpu.max").write_text(limit)
+    monkeypatch.setattr(masters, "_CPU_LIMIT", tmp_path / "cpu.max")
+    monkeypatch.setattr(masters.os, "sched_getaffinity", lambda _: range(8))
+    assert Master("local[*]").with_slots(1).url == f"local[{slots}]"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "spark.network.crypto.enabled=true",
+        "spark.ssl.enabled=true",
+        "spark.speculation=true",
+        "spark.task.cpus=2",
+    ],
+)
+def test_a_session_that_cannot_have_tasks_that_stay_is_named_with_the_setting(setting: str) -> None:
+    name, _, value = setting.partition("=")
+    why = refusal(SimpleNamespace(_conf={name: value}))  # type: ignore[arg-type]
+    assert why is not None
+    assert why.startswith(f"{name} is set, ")
+    assert refusal(SimpleNamespace(_conf={name: "false" if value == "true" else "1"})) is None  # type: ignore[arg-type]
 
 
 def test_every_kind_of_master_is_accepted() -> None:

@@ -73,7 +73,7 @@ class BatchPlan:
     """The stages of a batch worth `width` Spark tasks. `largest` is the most that a batch can be worth.
 
     `states` are the components whose deltas are stored, `map_states` those that write states themselves, each
-    with its table.
+    with its table. `residents` is how many Spark tasks of a run stay for small batches.
     """
 
     width: int
@@ -82,6 +82,7 @@ class BatchPlan:
     edges: tuple[ShownEdge, ...]
     states: tuple[tuple[str, str], ...]
     map_states: tuple[tuple[str, str], ...] = ()
+    residents: int = 0
 
     @property
     def python_stages(self) -> int:
@@ -95,6 +96,7 @@ def plan_batch(topology: Topology, width: int | None = None) -> BatchPlan:
     """
     from txstream.engine.batch.execution_plan import compile_topology
     from txstream.engine.batch.layout import lay_out, max_width
+    from txstream.engine.batch.sizing import resident_tasks
 
     context = SpoutContext(topology.id, topology.components[0].id, {})
     plan = compile_topology(topology, context, _RUN_ID)
@@ -121,6 +123,7 @@ def plan_batch(topology: Topology, width: int | None = None) -> BatchPlan:
             if isinstance(component.instance, StateCommitter)
         ),
         map_states=tuple((use.component, use.state.table) for use in topology.map_states),
+        residents=resident_tasks(plan, topology.resident_tasks),
     )
 
 
@@ -183,6 +186,8 @@ def plan_text(plan: BatchPlan) -> str:
     lines.append("")
     lines += _table(("from", "to", "grouping", "tuples"), [_edge_row(edge) for edge in plan.edges])
     lines += ["", *_afterwards(plan)] if plan.states or _commit_stages(plan) else []
+    if plan.residents:
+        lines.append(f"a run keeps {counted(plan.residents, 'Spark task')} for batches that need no more")
     return "\n".join(lines)
 
 
@@ -192,6 +197,7 @@ def plan_document(plan: BatchPlan) -> dict[str, Any]:
         "width": plan.width,
         "largest_width": plan.largest,
         "python_stages": plan.python_stages,
+        "resident_tasks": plan.residents,
         "stages": [
             {
                 "stage": stage.number,

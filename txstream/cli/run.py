@@ -111,6 +111,14 @@ def run(
             "[default: the topology's]",
         ),
     ] = None,
+    resident_tasks: Annotated[
+        str | None,
+        typer.Option(
+            "--resident-tasks",
+            metavar="N|auto",
+            help="How many Spark tasks stay for small batches.  [default: the topology's]",
+        ),
+    ] = None,
     keep: Annotated[
         str,
         typer.Option(
@@ -162,6 +170,8 @@ def run(
     if log_format == "json":
         cli.as_json_lines = JsonLines(topology.id)
         write_as_json(cli.as_json_lines)
+    if resident_tasks is not None:
+        topology = _with_residents(topology, resident_tasks)
     cli.settings = replace(cli.settings, standby=standby or None)
     settings = cli.resolve()
     settings.require_zookeeper()
@@ -233,6 +243,12 @@ def _with_dead_letters(topology: Topology, most: int) -> Topology:
         raise UsageError(f"topology {topology.id!r} is of tracked tuples, which have no --dead-letters")
     wanted = replace(topology.dead_letters or DeadLetters(), max_per_batch=most)
     return replace(topology, dead_letters=check_dead_letters(wanted, topology.semantics))
+
+
+def _with_residents(topology: Topology, tasks: str) -> Topology:
+    if tasks != "auto" and not tasks.isdecimal():
+        raise UsageError(f"--resident-tasks is {tasks!r}; it must be a whole number, or auto")
+    return replace(topology, resident_tasks=None if tasks == "auto" else int(tasks))
 
 
 # --- meanwhile ---------------------------------------------------------------------------------------------
