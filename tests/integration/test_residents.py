@@ -44,8 +44,10 @@ DEADLINE_SECONDS = 60.0
 
 
 @contextmanager
-def runner_of(spark: SparkSession, plan: ExecutionPlan, residents: int = 1) -> Iterator[SparkRunner]:
-    runner = SparkRunner(spark.sparkContext, plan, spark, residents=residents)
+def runner_of(
+    spark: SparkSession, plan: ExecutionPlan, residents: int = 1, width: int | None = 1
+) -> Iterator[SparkRunner]:
+    runner = SparkRunner(spark.sparkContext, plan, spark, residents=residents, width=width)
     try:
         if runner._residents.count:
             await_resident(runner)
@@ -94,7 +96,7 @@ def test_batches_are_processed_without_a_job_each(
 def test_what_is_too_wide_or_needs_a_commit_phase_goes_as_a_job(
     spark: SparkSession, unique: str, counted_jobs: str
 ) -> None:
-    with runner_of(spark, captured(diamond(), unique)) as runner:
+    with runner_of(spark, captured(diamond(), unique), width=2) as runner:
         before = jobs_begun(spark, counted_jobs)
         result = runner.run(attempt(1), BATCH)
         runner.commit(attempt(1), result)
@@ -204,17 +206,52 @@ def test_who_has_not_the_key_is_turned_away(
     assert "127.0.0.1:" in caplog.text
 
 
-def test_jobs_get_the_cores_when_one_of_them_may_have_waited(
-    spark: SparkSession, tmp_path: Path, unique: str
+def test_residents_leave_their_cores_to_wide_batches_and_come_back_for_small_ones(
+    spark: SparkSession, unique: str, counted_jobs: str
 ) -> None:
-    """After a job was cancelled the residents leave, and are back once a job has succeeded."""
-    with runner_of(spark, captured(row_of([Same()]), unique)) as runner:
-        residents = runner._residents
-        residents.leave()
-        assert wait_until(lambda: not residents._connected, DEADLINE_SECONDS)
-        assert wait_until(lambda: not running(spark), DEADLINE_SECONDS), "no job holds a core"
-        assert runner.run(attempt(1), BATCH).records == 23
-        await_resident(runner)
+    with runner_of(spark, captured(row_of([Same()]), unique), width=None) as runner:
+        for txid in (1, 2):
+            assert runner._residents._connected, "one wide batch alone sends nobody away"
+            assert runner.run(attempt(txid), ranges(a=3_000, b=3_000)).width == 2
+        check_that_they_come_back(spark, runner, counted_jobs)
+
+
+def test_residents_leave_when_a_job_is_cancelled_which_may_have_waited_for_a_core(
+    spark: SparkSession, tmp_path: Path, unique: str, counted_jobs: str
+) -> None:
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    ended: dict[int, object] = {}
+    with runner_of(spark, captured(row_of([Holds(began, gate)]), unique)) as runner:
+
+        def process(txid: int) -> None:
+            try:
+                ended[txid] = runner.run(attempt(txid), BATCH).records
+            except TxstreamError as error:
+                ended[txid] = str(error)
+
+        threads = [threading.Thread(target=process, args=(txid,)) for txid in (1, 2)]
+        for number, thread in enumerate(threads, 1):
+            thread.start()
+            wait_for(began, number)  # the second finds the resident busy, and runs as a job
+        runner.cancel(attempt(2))
+        gate.touch()
+        for thread in threads:
+            thread.join(DEADLINE_SECONDS)
+        assert ended[1] == 23
+        assert "cancelled" in str(ended[2])
+        check_that_they_come_back(spark, runner, counted_jobs)
+
+
+def check_that_they_come_back(spark: SparkSession, runner: SparkRunner, group: str) -> None:
+    connected = runner._residents._connected
+    assert wait_until(lambda: not connected and not running(spark), DEADLINE_SECONDS)
+    for txid in range(3, 6):
+        assert not connected
+        assert runner.run(attempt(txid), BATCH).records == 23
+    await_resident(runner)
+    before = jobs_begun(spark, group)
+    assert runner.run(attempt(9), BATCH).records == 23
+    assert jobs_begun(spark, group) == before
 
 
 def running(spark: SparkSession) -> list[int]:

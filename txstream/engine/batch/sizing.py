@@ -22,6 +22,8 @@ _TWO_TASK_RECORDS = 40_000
 # How long a Spark task should read and run bolts. A batch of 10,000 small records takes 0.03 s: 2 cores do a
 # sixth more of such batches in one Spark task each than in two.
 TASK_SECONDS = 0.05
+# A Spark task that stays saves the start of a job, so a batch has to take longer to be worth more tasks.
+RESIDENT_SECONDS = 0.1
 _OLDER = 0.8  # the weight of a batch beside the one after it
 
 
@@ -46,9 +48,15 @@ class RecordCost:
 
 
 def batch_width(
-    records: int | None, partitions: int, max_width: int, record_seconds: float | None = None
+    records: int | None,
+    partitions: int,
+    max_width: int,
+    record_seconds: float | None = None,
+    *,
+    can_stay: bool = False,
 ) -> int:
-    """Return how many Spark tasks a batch is worth, if a record takes `record_seconds`.
+    """Return how many Spark tasks a batch is worth, if a record takes `record_seconds`. `can_stay`: there
+    is a Spark task that stays, for a batch that needs no other.
 
     A large batch is worth `max_width` even when it is read from one partition, for the bolts behind an
     exchange.
@@ -58,7 +66,8 @@ def batch_width(
     elif records is None:
         wanted = min(max_width, partitions)
     elif record_seconds is not None:
-        wanted = math.ceil(records * record_seconds / TASK_SECONDS)
+        seconds = records * record_seconds
+        wanted = 1 if can_stay and seconds <= RESIDENT_SECONDS else math.ceil(seconds / TASK_SECONDS)
     elif records <= ONE_TASK_RECORDS:
         wanted = 1
     elif records <= _TWO_TASK_RECORDS:
@@ -90,16 +99,17 @@ def work_order(
     *,
     width: int | None = None,
     record_seconds: float | None = None,
+    can_stay: bool = False,
 ) -> WorkOrder:
     """Spread a batch's partitions over the Spark tasks of its first stage, the largest first.
 
     The batch gets `width` Spark tasks, or without it as many as it is worth if a record takes
-    `record_seconds`; in either case not more than the slots allow.
+    `record_seconds` (`can_stay`: see `batch_width`); in either case not more than the slots allow.
     """
     sizes = {partition: getattr(meta, "records", None) for partition, meta in metas.partitions.items()}
     widest = max_width(plan, slots)
     width = (
-        batch_width(planned_records(metas), len(sizes), widest, record_seconds)
+        batch_width(planned_records(metas), len(sizes), widest, record_seconds, can_stay=can_stay)
         if width is None
         else max(1, min(width, widest))
     )

@@ -9,8 +9,8 @@ Invariants.
   one order at a time, and one that was given up is never asked or heard again.
 - Whoever finds no resident runs a Spark job. So the loss of a resident fails neither a run nor an attempt:
   what it was doing is done again by a job, as Spark itself does with the work of a task that it has lost.
-- Residents never take the last core from jobs: a job that is cancelled, perhaps because it got no core, makes
-  them leave until a job has succeeded.
+- Residents never take the last core from jobs. They leave while batches need more than they can do, and
+  when a job is cancelled, perhaps because it got no core.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 0.02
 # How long a resident may go on with an order that nobody wants any more.
 _GRACE_SECONDS = 1.0
+_WIDE_JOBS = 2
+_SMALL_JOBS = 3
 _HANDSHAKE_SECONDS = 5.0
 _CLOSE_SECONDS = 2.0
 _LONGEST_GREETING = 1_000
@@ -119,6 +121,7 @@ class Residents:
         self._may_run = threading.Event()
         self._may_run.set()
         self._closed = threading.Event()
+        self._wide_jobs = self._small_jobs = 0
         self._application = str(context.applicationId)
         with _holding:
             spare = context.defaultParallelism - _held.get(self._application, 0) - 1
@@ -186,15 +189,27 @@ class Residents:
             timer.start()
 
     def leave(self) -> None:
-        """Give the cores back to jobs, until `come_back`."""
+        """Have the residents give their cores to jobs."""
+        if not self._count:
+            return
+        self._small_jobs = 0
         with self._changed:
             self._may_run.clear()
             idle = [resident for resident in self._connected.values() if resident.order is None]
         for resident in idle:
             self._end(resident)
 
-    def come_back(self) -> None:
-        self._may_run.set()
+    def job_begins(self, *, is_small: bool) -> None:
+        """Have the residents leave if a second job in a row is not for a small batch."""
+        self._wide_jobs = 0 if is_small else self._wide_jobs + 1
+        if self._wide_jobs >= _WIDE_JOBS:
+            self.leave()
+
+    def job_succeeded(self, *, is_small: bool) -> None:
+        """Let the residents come back after a few jobs in a row that they could have spared."""
+        self._small_jobs = self._small_jobs + 1 if is_small else 0
+        if self._small_jobs >= _SMALL_JOBS:
+            self._may_run.set()
 
     def close(self) -> None:
         """End all residents. One that is in the middle of an order is cancelled."""
@@ -335,6 +350,7 @@ class Residents:
             taken = free()[:width]
             if len(taken) < width or not self._may_run.is_set():
                 return None
+            self._wide_jobs = 0
             found = []
             for resident in taken:
                 resident.order = _Order(attempt)

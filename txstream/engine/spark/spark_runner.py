@@ -161,14 +161,17 @@ class SparkRunner:
             width=self._width,
             # Nobody knows how long DataFrame bolts take.
             record_seconds=None if self._sessions else self._cost.seconds,
+            can_stay=self._residents.count > 0,
         )
         layout = lay_out(self.plan, order.width, order.slots)
         width = layout.stages[0].width
-        result = self._by_residents(order, width) if layout.is_simple else None
+        is_small = layout.is_simple and width <= self._residents.count
+        result = self._by_residents(order, width) if is_small else None
         if result is None:
+            self._residents.job_begins(is_small=is_small)
             first = self._first_stage(layout)
             result = self._process_all(_Pipeline(attempt, order, layout, first, {PYTHON: width}))
-            self._residents.come_back()  # jobs get cores
+            self._residents.job_succeeded(is_small=is_small)
         if not layout.commit:
             self._cost.add(result.records, result.read_seconds + result.process_seconds)
         return result
