@@ -53,9 +53,8 @@ _PATIENCE_SECONDS = 0.02
 _GRACE_SECONDS = 1.0
 _WIDE_JOBS = 2
 _SMALL_JOBS = 3
-_HANDSHAKE_SECONDS = 5.0
+_HANDSHAKE_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0
-_LONGEST_GREETING = 1_000
 _AGAIN = Backoff(first_seconds=0.1, longest_seconds=10.0)
 PORT_SETTING = "spark.txstream.residents.port"
 
@@ -212,7 +211,7 @@ class Residents:
             self._may_run.set()
 
     def close(self) -> None:
-        """End all residents. One that is in the middle of an order is cancelled."""
+        """End all residents. One that is busy, or is not there yet, is cancelled."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -226,14 +225,15 @@ class Residents:
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         with self._changed:
-            connected = list(self._connected.values())
-        for resident in connected:
+            connected = dict(self._connected)
+        for resident in connected.values():
             self._end(resident)
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        for number, keeper in enumerate(self._keepers):
-            keeper.join(max(0.0, deadline - time.monotonic()))
-            if keeper.is_alive():
+        for number in range(self._count):
+            if number not in connected or connected[number].order is not None:
                 self._context.cancelJobsWithTag(self._tag(number))
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for keeper in self._keepers:
+            keeper.join(max(0.0, deadline - time.monotonic()))
 
     # --- residents come and go ----------------------------------------------------------------------
 
@@ -251,14 +251,16 @@ class Residents:
             stay = functools.partial(
                 _stay, self._shipped, self._run_id, self._address, self._key, number, life
             )
-            began = time.monotonic()
+            began, is_error = time.monotonic(), False
             try:
                 with self._properties.set(self._tag(number), PROCESSING_POOL):
                     collect(self._context.parallelize([number], 1).mapPartitions(stay))
             except Exception as error:  # noqa: BLE001 - jobs do its work, and raise what ends them too
+                is_error = True
                 if not self._closed.is_set():
                     self._say_why(number, error)
-            failures = failures + 1 if time.monotonic() - began < _AGAIN.longest_seconds else 0
+            is_short = time.monotonic() - began < _AGAIN.longest_seconds
+            failures = failures + 1 if is_short and (is_error or self._may_run.is_set()) else 0
 
     def _say_why(self, number: int, error: Exception) -> None:
         text = str(error)
@@ -290,16 +292,20 @@ class Residents:
                 _limit(peer, _HANDSHAKE_SECONDS)
                 deliver_challenge(connection, self._key)
                 answer_challenge(connection, self._key)
-                number, life = json.loads(connection.recv_bytes(_LONGEST_GREETING))
                 _limit(peer, 0)
-            except (AuthenticationError, OSError, EOFError, ValueError) as error:
+            except (AuthenticationError, OSError, EOFError) as error:
                 if not self._closed.is_set():
+                    why = "it said nothing" if isinstance(error, BlockingIOError) else str(error)
                     log.warning(
                         "%s:%d connected without the key of this run and was turned away: %s",
                         *address[:2],
-                        str(error) or type(error).__name__,
+                        why or type(error).__name__,
                     )
                 return
+            try:
+                number, life = json.loads(connection.recv_bytes())
+            except (OSError, EOFError):
+                return  # the task has ended, and its job says why
             resident = _Resident(number, life, peer, connection)
             if self._let_in(resident):
                 self._listen(resident)
@@ -307,7 +313,9 @@ class Residents:
     def _let_in(self, resident: _Resident) -> bool:
         self._was_heard = True
         with self._changed:
-            if self._closed.is_set() or resident.life != self._lives[resident.number]:
+            if not self._may_run.is_set() or self._closed.is_set():
+                return False
+            if resident.life != self._lives[resident.number]:
                 return False
             former = self._connected.get(resident.number)
             self._connected[resident.number] = resident
