@@ -26,7 +26,7 @@ def ask(
     *,
     later: bool | None = None,
 ) -> tuple[str, Mapping[str, Any] | None]:
-    """Make a request and wait for the answer. Return the request's id and what the driver tells. With `later`
+    """Make a request and wait for the answer. Return the request's id and the driver's answer. With `later`
     do not wait, and return None for the answer; `later` is None for requests that cannot wait. Raises
     NotRunningError when nobody could answer, UsageError when the driver refuses."""
     from txstream.zookeeper import Kind

@@ -33,7 +33,7 @@ from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.semantics import Semantics
 from txstream.simulation.chances import Chances
-from txstream.simulation.driver import Driver
+from txstream.simulation.driver import SimulatedDriver
 from txstream.simulation.program import Program
 from txstream.simulation.truth import Truth
 from txstream.simulation.world import FAULTS, WrongResultError
@@ -168,7 +168,7 @@ def truth_of(semantics: Semantics, databases: int) -> Truth:
     return Truth(program.topology, program.rows, dead=dead)
 
 
-class LetterDriver(Driver):
+class LetterDriver(SimulatedDriver):
     """A driver that operators steer."""
 
     def _start(self) -> None:
@@ -191,7 +191,7 @@ class LetterWorld(MutableWorld):
     def requests(self) -> OperatorRequests:
         return OperatorRequests(self.tree, Paths(ROOT, self.topology_id))
 
-    def driver_of(self, program: Program, number: int) -> Driver:
+    def driver_of(self, program: Program, number: int) -> SimulatedDriver:
         program = program_of(self.semantics, self.databases, self.is_repaired)
         program.results._known.clear()  # what succeeded once may fail this time
         return LetterDriver(self, number, program)
@@ -232,7 +232,7 @@ class LetterWorld(MutableWorld):
         self._end_faults()
         self._finish(self.new_driver())
 
-    def is_finished_by(self, driver: Driver) -> bool:
+    def is_finished_by(self, driver: SimulatedDriver) -> bool:
         if not super().is_finished_by(driver) or not self.log.is_all_shown:
             return super().is_finished_by(driver)
         if not self.is_last_asked:
@@ -244,7 +244,7 @@ class LetterWorld(MutableWorld):
 
     # --- the oracle -----------------------------------------------------------------------------------
 
-    def committed(self, driver: Driver, attempt: TransactionAttempt) -> None:
+    def committed(self, driver: SimulatedDriver, attempt: TransactionAttempt) -> None:
         with self._without_faults():
             wrong = self._wrong_letters([target.database for target in driver.targets][:1])
         if wrong is not None:

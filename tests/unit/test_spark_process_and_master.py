@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -182,7 +183,7 @@ def test_all_cores_are_those_that_a_container_may_use(
 ) -> None:
     (tmp_path / "cpu.max").write_text(limit)
     monkeypatch.setattr(masters, "_CPU_LIMIT", tmp_path / "cpu.max")
-    monkeypatch.setattr(masters.os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     assert Master("local[*]").with_slots(1).url == f"local[{slots}]"
 
 

@@ -20,7 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from txstream.api.errors import TxstreamError
 from txstream.inspect.databases import open_databases, open_zookeeper
 from txstream.inspect.overview import look
-from txstream.inspect.source_now import source_now
+from txstream.inspect.source import source_now
 from txstream.metrics.catalog import Families
 from txstream.metrics.of_run import SOURCE_WAITS, Histogram
 from txstream.metrics.source_lag import ALL_PARTITIONS

@@ -223,6 +223,8 @@ class Runner(InProcessRunner):
         self._computes = True
         try:
             return super().find(attempt, parts, most=most, seconds=seconds)
+        except CrashError as error:
+            raise BoltError(f"{attempt}: user code has killed its worker process") from error
         finally:
             self._computes = False
 
