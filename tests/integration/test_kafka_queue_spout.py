@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
+from kafka.errors import KafkaError
 from support.kafka_topics import Topics, wait_until
 from support.spouts import OpenSpout
 
@@ -85,6 +86,10 @@ def committed(topics: Topics, topic: str, number: int = 0, group: str = "topolog
     with_admin = KafkaAdminClient(bootstrap_servers=topics.address)
     try:
         offsets = with_admin.list_group_offsets(group)
+    except KafkaError as error:
+        if not error.retriable:  # such as a new group, which has no coordinator at once
+            raise
+        return None
     finally:
         with_admin.close()
     found = offsets.get(group, offsets).get(TopicPartition(topic, number))

@@ -180,7 +180,7 @@ from dataclasses import replace
 from support import memory_zookeeper
 from txstream.cli import status
 from txstream.cli.main import main
-from txstream.inspect.fsck_source import KAFKA_SOURCE
+from txstream.inspect.source import KAFKA_SOURCE
 
 memory_zookeeper.IDENTITY = replace(memory_zookeeper.IDENTITY, spout=KAFKA_SOURCE)
 zookeeper = memory_zookeeper.MemoryZooKeeper()

@@ -50,7 +50,8 @@ def test_a_command_exists_and_takes_what_it_is_given(guide: Path, command: Shown
             case "txstream":
                 found, arguments = find(words)
                 assert not hasattr(found, "commands"), "it lacks its subcommand"
-                found.make_context("txstream", arguments)
+                # A command remembers the first names of its help: those that all have.
+                found.make_context("txstream", arguments, **parser().context_settings)
             case "python":
                 assert words[0] in files_of(guide) or (ROOT / words[0]).is_file()
             case "make":
@@ -79,7 +80,7 @@ def test_the_unit_file_is_one_and_starts_a_command_that_exists(tmp_path: Path) -
     )
     (program, words) = re.findall(r"^ExecStart=(\S+/txstream) (.+)$", shown, re.M)[0]
     found, arguments = find(words.split())
-    found.make_context("txstream", arguments)
+    found.make_context("txstream", arguments, **parser().context_settings)
     unit = tmp_path / "word-count.service"
     unit.write_text(shown.replace(program, sys.executable), encoding="utf-8")
     verify = shutil.which("systemd-analyze")
@@ -93,7 +94,7 @@ def test_the_deployment_starts_a_command_that_exists() -> None:
     program, *words = json.loads(re.findall(r"^ *command: (.+)$", shown, re.M)[0])
     found, arguments = find(words)
     assert program == "txstream"
-    found.make_context("txstream", arguments)
+    found.make_context("txstream", arguments, **parser().context_settings)
 
 
 def test_code_that_no_command_runs(tmp_path: Path) -> None:

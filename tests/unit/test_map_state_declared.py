@@ -221,7 +221,7 @@ def test_a_cache_has_a_whole_number_of_rows(rows: Any) -> None:
 )
 def test_only_an_opaque_table_has_a_cache(spout: Any, semantics: Any) -> None:
     state = SqlState("accounts", key="account string", value="n bigint", cache_rows=10, semantics=semantics)
-    with pytest.raises(TopologyError, match="cannot have cache_rows; only an opaque row tells"):
+    with pytest.raises(TopologyError, match="cannot have cache_rows; only an opaque row keeps"):
         built(Keeper(a=state), spout=spout)
     assert built(Keeper(a=SqlState("accounts", key="account string", value="n bigint", cache_rows=10)))
 

@@ -70,6 +70,7 @@ def services(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> RunServices:
 
 
 NOTHING: Any = None
+PLAN: Any = SimpleNamespace(fed={"tuples": None})  # no Spark task stays for it
 
 
 def test_spark_starts_once_the_source_is_open_and_ends_with_the_run(
@@ -77,7 +78,7 @@ def test_spark_starts_once_the_source_is_open_and_ends_with_the_run(
 ) -> None:
     engine.may_start.set()
     with services:
-        services.lead(NOTHING, NOTHING)
+        services.lead(NOTHING, PLAN)
         services.open_source(services.context())
         assert not engine.begun.is_set()
         services.start_engine()
@@ -88,7 +89,7 @@ def test_spark_starts_once_the_source_is_open_and_ends_with_the_run(
 
 def test_a_start_that_fails_before_does_not_start_spark(services: RunServices, engine: Engine) -> None:
     with contextlib.suppress(SchemaError), services:
-        services.lead(NOTHING, NOTHING)
+        services.lead(NOTHING, PLAN)
         raise SchemaError("no such topic")
     assert not engine.begun.is_set()
 
@@ -97,7 +98,7 @@ def test_a_run_that_is_stopped_while_spark_starts_is_no_failure_of_spark(
     services: RunServices, engine: Engine
 ) -> None:
     with services:
-        services.lead(NOTHING, NOTHING)
+        services.lead(NOTHING, PLAN)
         services.workers.interrupt()
         with pytest.raises(RunAbortedError, match="stopped while Spark started"):
             services.start_engine()
@@ -109,7 +110,7 @@ def test_why_spark_does_not_start_is_told(services: RunServices, engine: Engine)
 
     engine.start = refuse  # type: ignore[method-assign]
     with services:
-        services.lead(NOTHING, NOTHING)
+        services.lead(NOTHING, PLAN)
         services.open_source(services.context())
         with pytest.raises(ServiceUnavailableError, match="there is no Spark master"):
             services.start_engine()
