@@ -154,7 +154,8 @@ def test_an_open_page_shows_what_a_run_commits(
     fill_topic(services.kafka, unique, make_lines(200), partitions=2)
     server = launcher.start("ui", "--port", "0", "--json")
     try:
-        looking = Looking(browser, json.loads(server.first_output())["url"], 1240, "light")
+        url = json.loads(server.first_output())["url"]
+        looking = Looking(browser, url, 1240, "light")
         looking.page.goto(f"/topologies/{unique}")
         assert f"there is no topology '{unique}'" in looking.page.inner_text("main")
         assert launcher.without_spark.word_count(unique, unique, unique).status == 0
@@ -162,6 +163,10 @@ def test_an_open_page_shows_what_a_run_commits(
         assert "not running" in looking.page.inner_text("h1")
         assert looking.page.inner_text("#live") == "live"
         looking.page.close()
+        with urlopen(f"{url}metrics", timeout=30) as answer:
+            scraped = answer.read().decode().splitlines()
+        last = get(url, f"/api/topologies/{unique}/batches?limit=1")[0]["txid"]
+        assert f'txstream_last_committed_txid{{topology="{unique}"}} {float(last)}' in scraped
     finally:
         server.kill()
 

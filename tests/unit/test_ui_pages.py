@@ -18,9 +18,11 @@ from support.zookeeper_backends import CODEC
 from txstream.api.errors import ServiceUnavailableError
 from txstream.cli import failures_shown, status
 from txstream.cli.main import main
+from txstream.cli.ui import metrics_of
 from txstream.failing_batch import FailingBatch, Wait
 from txstream.inspect import overview
 from txstream.semantics import Semantics
+from txstream.settings import Settings
 from txstream.state import StateDatabase
 from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.ui import site as site_module, views
@@ -328,3 +330,15 @@ def test_everything_that_a_browser_loads_is_small(served: Served) -> None:
     for name in ("ui.css", "ui.js", "icon.svg", "look.css"):
         size += len(served.client.get(f"/static/{name}").content)
     assert size < 150_000
+
+
+def test_the_command_serves_metrics_if_their_extra_is_there(
+    ledger: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(zookeeper="127.0.0.1:1", database=ledger.url, connect_timeout_seconds=0.1).resolve()
+    asked = metrics_of(settings)
+    assert asked is not None
+    with pytest.raises(ServiceUnavailableError):
+        asked()
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert metrics_of(settings) is None

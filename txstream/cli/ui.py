@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +14,11 @@ import typer
 from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
 from txstream.cli.options import command
+from txstream.metrics import exposition_of_ledgers, require_client
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
+    from txstream.settings import Settings
 
 DEFAULT_PORT = 8765
 _CLOSING_SECONDS = 2
@@ -72,7 +76,13 @@ def ui(
         # It would say on the terminal, at every page, which code it has found.
         return find_code(Cli(settings, quiet=True), topology_id, None, None)[0]
 
-    app = make_app(Site(settings, code=code), host=host, token=token, allow_operate=allow_operate)
+    app = make_app(
+        Site(settings, code=code),
+        host=host,
+        token=token,
+        allow_operate=allow_operate,
+        metrics=metrics_of(settings),
+    )
     with _listening(host, port) as listening:
         url = f"http://{_shown(host)}:{listening.getsockname()[1]}/"
         if cli.as_json:
@@ -90,6 +100,24 @@ def ui(
         )
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listening])
+
+
+def metrics_of(settings: Settings) -> Callable[[], tuple[bytes, str]] | None:
+    """Return what answers `GET /metrics`, with totals since now, or None without the extra `metrics`."""
+    try:
+        require_client()
+    except UsageError:
+        return None
+    from txstream.metrics.of_ledgers import CONTENT_TYPE, Totals
+
+    totals: Totals = {}
+    one_at_a_time = threading.Lock()  # requests are answered in threads
+
+    def metrics() -> tuple[bytes, str]:
+        with one_at_a_time:
+            return exposition_of_ledgers(settings, totals), CONTENT_TYPE
+
+    return metrics
 
 
 def read_token(file: Path) -> str:
