@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from txstream.embedded import Services
 from txstream.testing import InProcessRunner
 
 LINES = 400
+Samples = dict[tuple[str, ...], float]
 
 
 def topology_of(topic: str) -> Any:
@@ -60,6 +62,19 @@ def ends(bootstrap: str, topic: str) -> dict[tuple[str, int], int]:
         consumer.close()
 
 
+def with_lags(look: Callable[[], Samples]) -> Samples:
+    """Look until there are lags: a broker that answers late is asked again at the next look."""
+    found: Samples = {}
+
+    def has_lags() -> bool:
+        found.clear()
+        found.update(look())
+        return any(name[0] == "txstream_source_lag_records" for name in found)
+
+    wait_until(has_lags, "the broker says where the topic ends")
+    return found
+
+
 def test_a_group_gets_the_committed_places_and_metrics_the_lag(
     services: Services, sqlite_url: str, tmp_path: Path, unique: str
 ) -> None:
@@ -83,11 +98,11 @@ def test_a_group_gets_the_committed_places_and_metrics_the_lag(
             wait_until(
                 lambda: offsets(services.kafka, unique) == ends(services.kafka, unique), "it is published"
             )
-            found = scrape(url)
+            found = with_lags(lambda: scrape(url))
             exposition_of_ledgers(settings, totals)
             produce(services.kafka, unique, make_lines(10), partitions=2)
             wait_until(lambda: running.progress.records == LINES + 10, "the rest is committed")
-            seen = samples(exposition_of_ledgers(settings, totals).decode())
+            seen = with_lags(lambda: samples(exposition_of_ledgers(settings, totals).decode()))
         assert sum(ends(services.kafka, unique).values()) == LINES + 10
         assert offsets(services.kafka, unique) == ends(services.kafka, unique), "published at the end"
     lags = {name[1:]: value for name, value in found.items() if name[0] == "txstream_source_lag_records"}
