@@ -26,13 +26,15 @@ class TaskPlace(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """The tasks of one processed attempt, as of `at`. `left_out` counts the tasks that there was no room to
-    store: those that took the least time."""
+    store: those that took the least time. `by_residents` says that Spark tasks that stay ran them, without a
+    job."""
 
     txid: Txid
     attempt: AttemptId
     at: datetime
     tasks: tuple[TaskPlace, ...]
     left_out: int = 0
+    by_residents: bool = False
 
     def in_order(self) -> list[TaskPlace]:
         """Return the tasks by component, then by task."""

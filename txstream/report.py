@@ -161,6 +161,10 @@ class Statistics:
         self.first_txid = self.first_txid or timing.txid
         self.recovered_batches += is_recovered
 
-    def saw(self, attempt: TransactionAttempt, places: Sequence[TaskPlace]) -> None:
+    def saw(
+        self, attempt: TransactionAttempt, places: Sequence[TaskPlace], *, by_residents: bool = False
+    ) -> None:
         """Remember where the tasks of a committed attempt ran."""
-        self.assignment = Assignment(attempt.txid, attempt.attempt, datetime.now(UTC), tuple(places))
+        self.assignment = Assignment(
+            attempt.txid, attempt.attempt, datetime.now(UTC), tuple(places), by_residents=by_residents
+        )

@@ -89,6 +89,7 @@ def test_batches_are_processed_without_a_job_each(
             result = runner.run(attempt(txid), BATCH)
             assert emissions(result) == emissions(without.run(attempt(txid), BATCH))
             assert (result.records, result.width, result.kept) == (23, 1, None)
+            assert result.by_residents
         assert jobs_begun(spark, counted_jobs) == before
     assert len({pid for *_, pid in notes(tmp_path / "read")}) == 1, "one process read all"
 
@@ -99,6 +100,7 @@ def test_what_is_too_wide_or_needs_a_commit_phase_goes_as_a_job(
     with runner_of(spark, captured(diamond(), unique), width=2) as runner:
         before = jobs_begun(spark, counted_jobs)
         result = runner.run(attempt(1), BATCH)
+        assert not result.by_residents
         runner.commit(attempt(1), result)
         runner.release(result)
         assert jobs_begun(spark, counted_jobs) > before

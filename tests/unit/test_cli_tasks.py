@@ -112,6 +112,7 @@ def test_json_has_the_numbers(zookeeper: MemoryZooKeeper, capsys: pytest.Capture
         "epoch": 2,
         "at": "2026-01-02T12:00:00+00:00",
         "left_out": 0,
+        "by_residents": False,
     }
     assert [(task["component"], task["task"]) for task in tasks] == [
         ("count", 0),
@@ -133,9 +134,11 @@ def test_what_was_left_out_and_a_topology_at_rest_are_told(
     zookeeper: MemoryZooKeeper, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = zookeeper.run_topology("words", driver=False)
-    store.notes.put(ASSIGNMENT, Assignment(Txid(4), attempt_id(2, 7), NOON, PLACES, left_out=1200))
+    assignment = Assignment(Txid(4), attempt_id(2, 7), NOON, PLACES, left_out=1200, by_residents=True)
+    store.notes.put(ASSIGNMENT, assignment)
     assert main(STATUS) == 0
-    err = capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0].endswith(", by Spark tasks that stay")
     assert "1,200 more tasks" in err
     assert "not running" in err
 

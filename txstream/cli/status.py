@@ -309,6 +309,7 @@ def _document(assignment: Assignment) -> dict[str, Any]:
         "epoch": epoch_of(assignment.attempt),
         "at": assignment.at.isoformat(),
         "left_out": assignment.left_out,
+        "by_residents": assignment.by_residents,
         "tasks": [
             {
                 "component": place.component,
@@ -326,7 +327,8 @@ def _document(assignment: Assignment) -> dict[str, Any]:
 
 def _print(cli: Cli, topology_id: str, leader: str | None, assignment: Assignment) -> None:
     attempt, time = shown_attempt(assignment.attempt), shown_time(assignment.at)
-    cli.print(f"{topology_id}: txid {assignment.txid} attempt {attempt}, {time}")
+    how = ", by Spark tasks that stay" if assignment.by_residents else ""
+    cli.print(f"{topology_id}: txid {assignment.txid} attempt {attempt}, {time}{how}")
     cli.print_table(
         ["component", ">task", "?>slot", "?worker", "?host", ">seconds", ">tuples"],
         [

@@ -123,6 +123,7 @@ def _encode_assignment(assignment: Assignment, _: Epoch) -> bytes:
             "attempt": assignment.attempt,
             "at": assignment.at.isoformat(),
             "left_out": left_out,
+            "by_residents": assignment.by_residents,
             "tasks": [_task_document(place) for place in tasks],
         }
         data = pack(to_json(document).encode())
@@ -132,7 +133,12 @@ def _encode_assignment(assignment: Assignment, _: Epoch) -> bytes:
 
 
 def _decode_assignment(data: bytes, path: str) -> tuple[None, Assignment]:
-    document = parse_object(unpack(data, path), path, {"txid", "attempt", "at", "left_out", "tasks"})
+    fields = {"txid", "attempt", "at", "left_out", "by_residents", "tasks"}
+    document = {"by_residents": False, **parse_object(unpack(data, path), path)}
+    if set(document) != fields:
+        raise CorruptStateError(
+            f"{path}: expected the fields {', '.join(sorted(fields))}, found {', '.join(sorted(document))}"
+        )
     txid, left_out = (take(document, name, int, path) for name in ("txid", "left_out"))
     if txid < FIRST_TXID or left_out < 0:
         raise CorruptStateError(f"{path}: txid {txid} with {left_out} tasks left out cannot be")
@@ -142,6 +148,7 @@ def _decode_assignment(data: bytes, path: str) -> tuple[None, Assignment]:
         take_time(document, "at", path),
         tuple(_task_place(task, path) for task in take(document, "tasks", list, path)),
         left_out,
+        take(document, "by_residents", bool, path),
     )
 
 

@@ -146,7 +146,8 @@ class CommitPhase:
             if not self._has_bolts:
                 self._watcher.bolts_committed(attempt, finished)
             self._watcher.wrote(attempt, deltas, batch.letters)
-            self._statistics.saw(attempt, [*batch.result.places, *finished.places])
+            places = [*batch.result.places, *finished.places]
+            self._statistics.saw(attempt, places, by_residents=batch.result.by_residents)
             self._batches.carry_out(self._batches.coordinator.ack(attempt))
 
         self._submit(attempt, work, done)

@@ -184,7 +184,8 @@ class SparkRunner:
             return None
         answers = open_answers(order.attempt, [message for _, message in elements])
         seconds = time.perf_counter() - started
-        return collect_result(self.plan, order.attempt, answers, seconds, order.width)
+        result = collect_result(self.plan, order.attempt, answers, seconds, order.width)
+        return replace(result, by_residents=True)
 
     @_blaming
     def find(
