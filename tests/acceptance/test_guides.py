@@ -29,7 +29,10 @@ SUPPORT = Path(__file__).parents[1] / "support"
 NURSERY, SPARKLESS = SUPPORT / "nursery.py", SUPPORT / "sparkless.py"
 
 # Commands that check this project itself, need a cluster or a running driver, or belong to systemd.
-NOT_RUN = re.compile(r"^(make|systemctl|journalctl|txstream (pause|resume|stop)) |--master spark://")
+# Some would go on until somebody stops them, some have ID where the reader's topology goes.
+NOT_RUN = re.compile(
+    r"^(make|systemctl|journalctl|txstream (pause|resume|stop)) |--master spark://|--metrics [0-9]| ID\b"
+)
 # What a guide shows when ZooKeeper has lost the topology.
 LOST = re.compile("it knows nothing of this topology|nothing in ZooKeeper")
 # The databases that a reader has, each with the file that stands for it here.

@@ -102,7 +102,7 @@ def test_a_group_gets_the_committed_places_and_metrics_the_lag(
             exposition_of_ledgers(settings, totals)
             produce(services.kafka, unique, make_lines(10), partitions=2)
             wait_until(lambda: running.progress.records == LINES + 10, "the rest is committed")
-            seen = with_lags(lambda: samples(exposition_of_ledgers(settings, totals).decode()))
+            seen = with_lags(lambda: samples(exposition_of_ledgers(settings, totals).decode(), unique))
         assert sum(ends(services.kafka, unique).values()) == LINES + 10
         assert offsets(services.kafka, unique) == ends(services.kafka, unique), "published at the end"
     lags = {name[1:]: value for name, value in found.items() if name[0] == "txstream_source_lag_records"}

@@ -108,11 +108,14 @@ def scrape(url: str) -> Samples:
         return samples(answer.read().decode())
 
 
-def samples(text: str) -> Samples:
-    """Return the samples by name and labels' values, in the order of the labels' names, without topology."""
+def samples(text: str, topology: str | None = None) -> Samples:
+    """Return the samples by name and labels' values, in the order of the labels' names, without topology:
+    those of one topology if several are served."""
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
+            if topology is not None and sample.labels.get("topology") != topology:
+                continue
             labels = [value for name, value in sorted(sample.labels.items()) if name != "topology"]
             found[(sample.name, *labels)] = sample.value
     return found
