@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -132,6 +133,26 @@ def test_a_run_that_ends_sends_what_is_committed(rig: Rig) -> None:
     topic.start()
     topic.stop(60)
     assert (broker.offsets, notes.sent, broker.closed) == ([9, 10, 11], 3, 1)
+
+
+def test_a_run_that_ends_before_the_broker_answers_says_that_letters_wait(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = threading.Event()
+
+    class Silent(Broker):
+        def send(self, record: SentLetter) -> None:
+            answers.wait(60)
+            super().send(record)
+
+    broker, notes = Silent(), Notes()
+    topic = topic_of(rig, broker, notes, 4)
+    topic.start()
+    topic.stop(0.01)
+    assert "dead letters wait" in caplog.text
+    answers.set()
+    topic.stop(60)
+    assert (broker.offsets, notes.sent) == ([9, 10, 11], 3)
 
 
 def test_a_source_without_topics_is_refused() -> None:

@@ -62,10 +62,16 @@ class LetterTopic:
         """Begin now."""
         self._thread.start()
 
-    def stop(self, timeout_seconds: float | None = None) -> None:
+    def stop(self, timeout_seconds: float) -> None:
         """Send what is committed, for `timeout_seconds` at most; the next run sends the rest."""
         self._stopped.set()
         self._thread.join(timeout_seconds)
+        if self._thread.is_alive() and not self._failures:
+            log.warning(
+                "dead letters wait to be sent to their topic, which has not answered within %g s: the next "
+                "run sends them",
+                timeout_seconds,
+            )
 
     def _main(self) -> None:
         is_last = False
