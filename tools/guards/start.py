@@ -57,9 +57,11 @@ START = (
         f"{proofs.RECOVERY}::test_every_fence_is_raised_before_anything_is_read_that_the_decision_depends_on",
         mutant="FencesNotRaisedAtStart",
         does="The new leader leaves the fences where they are until its own first commit.",
-        hunts=refused_by_the_next_commit(
-            Hunt(ProgressMismatchError, OPAQUE, 1, MORE_ZOMBIES),
+        hunts=(
+            *refused_by_the_next_commit(Hunt(ProgressMismatchError, OPAQUE, 1, MORE_ZOMBIES)),
             Hunt(ProgressMismatchError, OPAQUE, 2, ZOMBIES),
+            # The first history that shows it is the 645th.
+            Hunt(WrongResultError, OPAQUE, 2, ZOMBIES, first_seed=600, gaps_are_built_upon=True),
         ),
         instead=sources.NO_FENCE_AT_START,
     ),
