@@ -23,16 +23,26 @@ class TaskPlace(NamedTuple):
     tuples: int
 
 
+class EdgeTuples(NamedTuple):
+    """How many tuples of a stream of `source` the component `target` was given."""
+
+    source: str
+    stream: str
+    target: str
+    tuples: int
+
+
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """The tasks of one processed attempt, as of `at`. `left_out` counts the tasks that there was no room to
-    store: those that took the least time."""
+    store: those that took the least time. `edges` are stored in a note of their own."""
 
     txid: Txid
     attempt: AttemptId
     at: datetime
     tasks: tuple[TaskPlace, ...]
     left_out: int = 0
+    edges: tuple[EdgeTuples, ...] = ()
 
     def in_order(self) -> list[TaskPlace]:
         """Return the tasks by component, then by task."""

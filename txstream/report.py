@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from txstream.notebook import html_table
-from txstream.placement import Assignment, TaskPlace
+from txstream.placement import Assignment, EdgeTuples, TaskPlace
 from txstream.transaction import TransactionAttempt, Txid
 from txstream.wording import counted
 
@@ -161,6 +161,9 @@ class Statistics:
         self.first_txid = self.first_txid or timing.txid
         self.recovered_batches += is_recovered
 
-    def saw(self, attempt: TransactionAttempt, places: Sequence[TaskPlace]) -> None:
-        """Remember where the tasks of a committed attempt ran."""
-        self.assignment = Assignment(attempt.txid, attempt.attempt, datetime.now(UTC), tuple(places))
+    def saw(
+        self, attempt: TransactionAttempt, places: Sequence[TaskPlace], edges: Sequence[EdgeTuples] = ()
+    ) -> None:
+        """Remember where the tasks of a committed attempt ran, and what passed between them."""
+        at = datetime.now(UTC)
+        self.assignment = Assignment(attempt.txid, attempt.attempt, at, tuple(places), edges=tuple(edges))
