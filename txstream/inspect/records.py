@@ -286,7 +286,7 @@ class PartitionRange:
 class FailedAttempt:
     """An attempt of a batch that failed before another one committed it. `ranges` is what it held, or None if
     unknown. `left_out` are the partitions that it left out. `more` counts the ranges and left-out partitions
-    for which the ledger had no room."""
+    for which the ledger had no room. `traceback` is that of user code, which only the newest has."""
 
     attempt: AttemptId | None
     error: str
@@ -294,6 +294,7 @@ class FailedAttempt:
     ranges: tuple[PartitionRange, ...] | None = None
     left_out: tuple[str, ...] = ()
     more: int = 0
+    traceback: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
