@@ -20,13 +20,15 @@ from txstream.cli import failures_shown, status
 from txstream.cli.main import main
 from txstream.cli.ui import metrics_of
 from txstream.failing_batch import FailingBatch, Wait
-from txstream.inspect import overview
+from txstream.inspect import overview, standing
+from txstream.inspect.source import SourceNow
+from txstream.placement import Assignment, EdgeTuples, TaskPlace
 from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import StateDatabase
 from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.ui import site as site_module, views
-from txstream.zookeeper import FAILING, TREES, WAITING, Identity, Kind, MemoryProgress
+from txstream.zookeeper import ASSIGNMENT, EDGES, FAILING, TREES, WAITING, Identity, Kind, MemoryProgress
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 VIEWS = (
@@ -199,6 +201,8 @@ def test_failures_are_grouped_by_reason(served: Served) -> None:
     found = served.json("/api/topologies/words/failures")
     (group,) = found["reasons"]
     assert (group["attempts"], group["txids"]) == (1, [5])
+    assert (group["component"], group["exception"]) == ("split", "ValueError")
+    assert "split: ValueError, 1 attempt of 1 batch" in served.get("/topologies/words/failures")
     assert found["looked_at"] == [1, TXIDS]
 
 
@@ -208,6 +212,51 @@ def test_state_shows_the_greatest_values_and_the_row_of_a_key(served: Served) ->
     one = served.json("/api/topologies/words/state/words?key=w7")
     assert [row["n"] for row in one["rows"]] == [1]
     assert "There is no row of this key" in served.get("/topologies/words/state/words?key=nix")
+
+
+def test_state_shows_what_a_batch_changed(served: Served) -> None:
+    assert served.json("/api/topologies/words/state/words")["diff"] is None
+    diff = served.json("/api/topologies/words/state/words?txid=7")["diff"]
+    assert [one["key"] for one in diff["created"]] == [{"word": "w7"}]
+    assert served.get("/topologies/words/state/words?txid=7").count("created") == 1
+    assert "no txid 99" in served.get("/topologies/words/state/words?txid=99", 404)
+
+
+def test_the_graph_has_tuples_and_seconds_and_marks_the_slowest_task(
+    ledger: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(ledger, monkeypatch)
+    places = [
+        TaskPlace("lines", 0, 0, "1", "host", 0.25, 0),
+        TaskPlace("split", 0, 0, "1", "host", 0.5, 40),
+        TaskPlace("split", 1, 1, "2", "other", 2.0, 60),
+        TaskPlace("<b>count", 0, 0, "1", "host", 0.1, 300),
+    ]
+    edges = (EdgeTuples("lines", "default", "split", 100), EdgeTuples("split", "late", "<b>count", 300))
+    seen = Assignment(Txid(TXIDS), attempt_id(1, TXIDS), NOON, tuple(places), edges=edges)
+    assert "noted no batch yet" in served.get("/topologies/words/graph")
+    served.store.notes.put(ASSIGNMENT, seen)
+    served.store.notes.put(EDGES, seen)
+    found = served.json("/api/topologies/words/graph")
+    assert found["slowest"] == {"component": "split", "task": 1}
+    split = next(one for one in found["components"] if one["component"] == "split")
+    assert (split["tasks"], split["tuples"], split["seconds"]) == (2, 100, 2.5)
+    assert (split["longest_task"], split["host"]) == (1, "other")
+    assert found["edges"] == [one._asdict() for one in edges]
+    text = served.get("/topologies/words/graph")
+    (marked,) = re.findall(r"<title>([^<]*)</title><rect class=\"node slowest", text)
+    assert marked == "split"
+    assert text.count('class="edge"') == 2
+    assert ">300 (late)</text>" in text
+    assert "<b>count" not in text
+    assert not re.search(r"\bstyle=", text)
+
+
+def test_source_has_the_lag_of_each_partition(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = SourceNow(lag_records=9, lags={"lines/0": 2, "lines/1": 7})
+    monkeypatch.setattr(standing, "begin_to_ask", lambda *_: lambda: now)
+    found = served.json("/api/topologies/words/source")["partitions"]
+    assert [(one["partition"], one["lag_records"]) for one in found] == [("lines/1", 7), ("lines/0", 2)]
 
 
 def test_trust_has_fences_and_the_fsck_that_was_asked_for(served: Served) -> None:
@@ -289,7 +338,7 @@ def test_an_action_is_asked_once_and_goes_through_the_queue(
 
 def test_code_that_is_not_known_is_told(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served(ledger, monkeypatch, allow_operate=True)
-    assert "No drawing: the code of topology &#39;words&#39; is not known here" in served.get(
+    assert "No drawing of groupings and tables: the code of topology &#39;words&#39; is not known here" in served.get(
         "/topologies/words/graph"
     )
 

@@ -103,8 +103,11 @@ class App:
                 site, _id(request), _number(request, "before")
             ),
             f"/api{one}/trust": lambda request: views.trust(site, _id(request)),
+            f"/api{one}/graph": lambda request: views.edges(site, _id(request)),
             f"/api{one}/state": lambda request: views.state(site, _id(request)),
-            f"/api{one}/state/{{table}}": lambda request: views.table(site, *_table_of(request)),
+            f"/api{one}/state/{{table}}": lambda request: views.table(
+                site, *_table_of(request), _number(request, "txid")
+            ),
             "/api/overview": lambda _: views.overview(site),
         }
         done = {
@@ -190,8 +193,9 @@ class App:
 
     def _table(self, request: Request, **more: Any) -> Response:
         topology_id, name, key, place = _table_of(request)
-        found = views.table(self.site, topology_id, name, key, place)
-        data = address(topology_id, "state", name, api=True, key=key, place=place)
+        txid = _number(request, "txid")
+        found = views.table(self.site, topology_id, name, key, place, txid)
+        data = address(topology_id, "state", name, api=True, key=key, place=place, txid=txid)
         return self._one(
             "table", topology_id, "state", table=found, data=data, live=None, **({"why": None} | more)
         )
@@ -207,8 +211,8 @@ class App:
                 problem = str(error)
         else:
             problem = "the drawing runs the topology's code, which needs --allow-operate"
-        tasks = views.tasks(self.site, topology_id)
-        return self._one("graph", topology_id, "graph", tasks=tasks, problem=problem, text=text, data=None)
+        found = views.edges(self.site, topology_id)
+        return self._one("graph", topology_id, "graph", graph=found, problem=problem, text=text)
 
     def _graph_svg(self, request: Request) -> Response:
         self._require_operate()

@@ -5,6 +5,7 @@ Every function reads through a `Site`, and raises what inspection raises.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -243,8 +244,11 @@ def source(site: Site, topology_id: str) -> dict[str, Any]:
         for name, meta in part_of(one.first.metas, "partitions").items():
             if isinstance(meta, Mapping) and isinstance(meta.get("end"), int):
                 read[name] += meta["end"] - int(meta.get("start") or 0)
-    names = sorted({*found.status.positions, *since}, key=in_order)
-    shown = sorted(names, key=lambda name: (name not in since, -read[name], in_order(name)))
+    names = {*found.status.positions, *since, *found.source.lags}
+    lags = found.source.lags
+    shown = sorted(
+        names, key=lambda name: (name not in since, -lags.get(name, 0), -read[name], in_order(name))
+    )
     return {
         "topology": topology_id,
         "spout": found.status.spout,
@@ -256,6 +260,7 @@ def source(site: Site, topology_id: str) -> dict[str, Any]:
             {
                 "partition": name,
                 "next": document(found.status.positions.get(name)),
+                "lag_records": lags.get(name),
                 "records_recently": read[name],
                 "away": since.get(name),
             }
@@ -278,7 +283,11 @@ def failures(site: Site, topology_id: str, before: int | None = None) -> dict[st
     reasons: dict[str, dict[str, Any]] = {}
     for one in looked:
         for failed in max((failed_attempts(entry) for entry in one.entries), key=len):
-            group = reasons.setdefault(reason_of(failed.error), {"attempts": 0, "txids": []})
+            reason = reason_of(failed.error)
+            component, exception = _raised(reason)
+            group = reasons.setdefault(
+                reason, {"component": component, "exception": exception, "attempts": 0, "txids": []}
+            )
             group["attempts"] += 1
             group |= {"last": document(failed.failed_at), "error": failed.error}
             if group["txids"][-1:] != [one.txid]:
@@ -300,7 +309,7 @@ def failures(site: Site, topology_id: str, before: int | None = None) -> dict[st
                 {"reason": reason, **group, "batches": len(group["txids"]), "txids": group["txids"][-12:]}
                 for reason, group in reasons.items()
             ),
-            key=lambda group: -group["attempts"],
+            key=lambda group: (group["component"] or "", group["exception"] or "", -group["attempts"]),
         ),
         "dead_letters": [
             {
@@ -317,6 +326,12 @@ def failures(site: Site, topology_id: str, before: int | None = None) -> dict[st
         ],
         "missing": [str(one) for one in missing],
     }
+
+
+def _raised(reason: str) -> tuple[str | None, str | None]:
+    """Return the component and the exception's class that a reason names, as executors report it."""
+    found = re.match(r"component '([^']*)': (?:(\w+(?:\.\w+)*):)?", reason)
+    return (None, None) if found is None else (found[1], found[2])
 
 
 def trust(site: Site, topology_id: str) -> dict[str, Any]:
@@ -378,8 +393,10 @@ def table(
     name: str,
     key: Sequence[str] = (),
     place: str | None = None,
+    txid: int | None = None,
 ) -> dict[str, Any]:
-    """Return the rows with the greatest values of a table, or the row of a key, by its columns."""
+    """Return the rows with the greatest values of a table, or the row of a key, by its columns; with `txid`,
+    also what that batch changed in it."""
     if key:
         rows = inspect.get(topology_id, name, key, site.settings, database=place, parse=True)
     else:
@@ -398,6 +415,9 @@ def table(
         "key": list(key),
         "rows": [flat_row(row, rows.semantics) for row in rows.rows],
         "notes": list(rows.notes),
+        "diff": None
+        if txid is None
+        else document(inspect.diff(topology_id, name, txid, site.settings, database=place, limit=_MOST_ROWS)),
     }
 
 
@@ -431,26 +451,40 @@ def graph(site: Site, topology_id: str) -> bytes:
     return site.memo(("graph", topology_id), lambda: draw_topology(made), 3600.0)
 
 
-def tasks(site: Site, topology_id: str) -> list[dict[str, Any]]:
-    """Return the tasks of a recent batch by component, as the leader noted them: the slowest first."""
+def edges(site: Site, topology_id: str) -> dict[str, Any]:
+    """Return the components of a recent batch with what their tasks took, and what passed between them, as
+    the leader noted it. `slowest` is the component and the task that took longest."""
     from txstream.batch_metas import MetaCodec
-    from txstream.zookeeper import ASSIGNMENT, Paths
+    from txstream.zookeeper import ASSIGNMENT, EDGES, Paths
 
     with site.zookeeper() as zookeeper:
-        assignment = zookeeper.progress(topology_id, MetaCodec(Paths)).notes.get(ASSIGNMENT)
-    if assignment is None:
-        return []
+        if topology_id not in zookeeper.topologies():
+            raise inspect.UnknownTopologyError(topology_id)
+        notes = zookeeper.progress(topology_id, MetaCodec(Paths)).notes
+        seen, passed = notes.get(ASSIGNMENT), notes.get(EDGES)
+    places = () if seen is None else seen.in_order()
     found: dict[str, dict[str, Any]] = {}
-    for place in assignment.in_order():
+    for place in places:
         row = found.setdefault(
             place.component,
-            {"component": place.component, "tasks": 0, "tuples": 0, "seconds": 0.0, "slowest": place.task},
+            {"component": place.component, "tasks": 0, "tuples": 0, "seconds": 0.0, "longest_seconds": 0.0}
+            | {"longest_task": place.task, "host": place.host},
         )
         row["tasks"] += 1
         row["tuples"] += place.tuples
-        if place.seconds > row["seconds"]:
-            row |= {"seconds": place.seconds, "slowest": place.task, "host": place.host}
-    return list(found.values())
+        row["seconds"] = round(row["seconds"] + place.seconds, 6)
+        if place.seconds > row["longest_seconds"]:
+            row |= {"longest_seconds": place.seconds, "longest_task": place.task, "host": place.host}
+    longest = max(places, key=lambda place: place.seconds, default=None)
+    return {
+        "topology": topology_id,
+        "txid": None if seen is None else seen.txid,
+        "at": None if seen is None else document(seen.at),
+        "left_out": 0 if seen is None else seen.left_out,
+        "components": list(found.values()),
+        "slowest": None if longest is None else {"component": longest.component, "task": longest.task},
+        "edges": [] if passed is None else [one._asdict() for one in passed.edges],
+    }
 
 
 def shown_attempt(attempt: int) -> str:

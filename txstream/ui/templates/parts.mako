@@ -30,3 +30,15 @@
 </table>
 </div>
 </%def>
+<%def name="changed(diff)">
+% if diff["created"] or diff["changed"]:
+${rows([{"": "created" if one["before"] is None else "changed", **one["key"], **{k: v for name, value in one["after"].items() for k, v in ((f"{name} before", (one["before"] or {}).get(name)), (name, value))}} for one in [*diff["changed"], *diff["created"]][:50]])}
+% elif diff["carrying"]:
+${rows([{**one["key"], **one["value"]} for one in diff["carrying"]])}
+% else:
+<p class="soft">No row shows it any more.</p>
+% endif
+% for note in diff["notes"]:
+<p class="soft">${note}.</p>
+% endfor
+</%def>
