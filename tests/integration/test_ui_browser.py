@@ -26,6 +26,7 @@ from txstream.ui.site import Site
 from txstream.zookeeper import ZooKeeper
 
 SERIOUS = ("serious", "critical")
+_DEADLINE_SECONDS = 120
 VIEWS = ("", "/timeline", "/source", "/state", "/failures", "/trust", "/graph", "/ask/pause")
 _OPEN_PAGES = 50
 
@@ -99,12 +100,15 @@ def test_each_view_of_runs_with_faults(launcher: Launcher, services: Services, b
         tables = get(url, f"/api/topologies/{opaque}/state")["tables"]
         paths = [f"/topologies/{opaque}{view}" for view in VIEWS]
         paths += [f"/topologies/{opaque}/batches/{one['txid']}" for one in ledger if one["error"]]
-        paths += [f"/topologies/{opaque}/state/{one['table']}" for one in tables]
+        paths += [f"/topologies/{opaque}/state/{one['table']}?txid=5" for one in tables]
+        paths += ["/compare", *(f"/compare/{one['name']}" for one in get(url, "/api/compare")["kept"])]
         for width, scheme in ((1240, "light"), (390, "dark")):
             looking = Looking(browser, url, width, scheme)
             assert opaque in looking.look("/")
             told = {path: looking.look(path) for path in paths}
             assert "1 attempt failed before" in "".join(told.values())
+            assert "doubled in" in told[paths[-1]]
+            assert "The slowest task is" in told[f"/topologies/{opaque}/graph"]
             looking.page.goto(f"/topologies/{opaque}/timeline")
             drawn = looking.page.inner_html(".chart")
             assert "failed" in drawn
@@ -121,6 +125,31 @@ def test_each_view_of_runs_with_faults(launcher: Launcher, services: Services, b
             looking.page.close()
             assert looking.wrong == []
         assert _leaves_nothing(server.process.pid, url)
+    finally:
+        server.kill()
+
+
+def test_a_comparison_is_started_from_the_page(
+    launcher: Launcher, services: Services, browser: Browser, unique: str
+) -> None:
+    fill_topic(services.kafka, unique, make_lines(200), partitions=2)
+    server = launcher.start("ui", "--port", "0", "--json", "--allow-operate")
+    try:
+        url = json.loads(server.first_output())["url"]
+        looking = Looking(browser, url, 1240, "light")
+        looking.page.goto("/compare")
+        looking.page.fill("input[name=topic]", unique)
+        looking.page.fill("input[name=records]", "200")
+        looking.page.select_option("select", "batch")
+        looking.page.click("button")
+        looking.page.click("text=Yes, compare")
+        looking.page.wait_for_selector(
+            "text=it has ended, and what must be exact is", timeout=_DEADLINE_SECONDS * 1000
+        )
+        looking.page.click("tbody a")
+        assert "txid 3 fails" in looking.page.inner_text("main")
+        looking.page.close()
+        assert looking.wrong == []
     finally:
         server.kill()
 

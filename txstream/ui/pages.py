@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from importlib.resources import files
+from shlex import join
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -43,9 +44,10 @@ class Pages:
             "shown": shown,
             "seconds": seconds,
             "told": told,
-            "legend": lambda: timeline.legend(compared=False),
+            "legend": timeline.legend,
             "svg": timeline.svg,
             "flow": flow,
+            "join": join,
             "STEPS": STEPS,
             # What a page of one topology has, and others lack.
             "id": None,

@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txstream import inspect
 from txstream.api.errors import ServiceUnavailableError, StateTableError, TxstreamError, UsageError
 from txstream.asking import NotRunningError
+from txstream.compare import kept
 from txstream.inspect.json_documents import (
     batch_document,
     details_document,
@@ -487,6 +489,38 @@ def edges(site: Site, topology_id: str) -> dict[str, Any]:
     }
 
 
+def comparisons(site: Site) -> dict[str, Any]:
+    """Return the comparisons that are kept, the newest first, and the one that was started from this page."""
+    one = site.comparing.started
+    folder = site.settings.data_dir
+    return {
+        "kept": [
+            site.memo(("compared", name), lambda name=name: _in_short(folder, name), 3600.0)
+            for name in kept.kept(folder)
+        ],
+        "started": None
+        if one is None
+        else {
+            "command": one.command,
+            "since": document(one.since),
+            "status": one.status,
+            "lines": list(one.lines),
+        },
+    }
+
+
+def _in_short(folder: Path, name: str) -> dict[str, Any]:
+    found = kept.read(folder, name)
+    fields = ("topology", "date", "command", "told")
+    exact = {semantics: bool(one["exact"]) for semantics, one in found["semantics"].items()}
+    return {"name": name, "exact": exact, **{field: found[field] for field in fields}}
+
+
+def comparison(site: Site, name: str) -> dict[str, Any]:
+    """Return a comparison that is kept: what `txstream compare --json` printed, and its charts as SVG."""
+    return kept.read(site.settings.data_dir, name)
+
+
 def shown_attempt(attempt: int) -> str:
     return f"{epoch_of(attempt)}.{sequence_of(attempt)}"
 
@@ -518,6 +552,7 @@ STATUS_OF = (
     (inspect.UnknownTopologyError, 404),
     (inspect.UnknownTxidError, 404),
     (StateTableError, 404),
+    (kept.UnknownComparisonError, 404),
     (NotRunningError, 409),
     (UsageError, 400),
     (ServiceUnavailableError, 503),

@@ -10,19 +10,19 @@
 % endfor
 </svg>
 </%def>
-<%def name="rows(found)">
+<%def name="rows(found)"><% numbers = {name for row in found for name, value in row.items() if isinstance(value, (int, float)) and not isinstance(value, bool)} %>
 <div class="wide" tabindex="0" role="region" aria-label="Rows">
 <table>
 <thead><tr>
-% for name, value in found[0].items():
-<th scope="col"${' class="n"' if isinstance(value, (int, float)) and not isinstance(value, bool) else '' | n}>${name}</th>
+% for name in found[0]:
+<th scope="col"${' class="n"' if name in numbers else '' | n}>${name}</th>
 % endfor
 </tr></thead>
 <tbody>
 % for row in found:
 <tr>
-% for value in row.values():
-<td${' class="n"' if isinstance(value, (int, float)) and not isinstance(value, bool) else '' | n}>${shown(value)}</td>
+% for name, value in row.items():
+<td${' class="n"' if name in numbers else '' | n}>${shown(value)}</td>
 % endfor
 </tr>
 % endfor
