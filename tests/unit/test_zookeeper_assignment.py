@@ -40,7 +40,9 @@ class TestShown:
         seen = Assignment(Txid(3), attempt_id(1, 7), NOON, (), edges=edges)
         store.notes.put(EDGES, seen)
         assert backend.store().notes.get(EDGES) == seen
-        backend.put("edges", b'{"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "edges": [["a"]]}')
+        backend.put(
+            "edges", b'{"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "edges": [["a"]]}'
+        )
         with pytest.raises(CorruptStateError, match="expected what passed on an edge"):
             store.notes.get(EDGES)
 

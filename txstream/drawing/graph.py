@@ -1,4 +1,4 @@
-"""Components and what passed between them as SVG, for a page with `look.css`. `layers` says where all goes."""
+"""Components and what passed between them as SVG, for a page with `look.css`. `layers` places them."""
 
 from __future__ import annotations
 

@@ -190,7 +190,8 @@ def _unavailable(name: str, answer: Unavailable) -> Finding:
 @dataclass(frozen=True, slots=True)
 class SourceNow:
     """`lag_records` are those after the last committed batch, `unavailable` the partitions that cannot be
-    read now, with the reasons. `lags` has the lag of each partition. If the lag is None, `unknown` says why, unless it is for these partitions."""
+    read now, with the reasons, `lags` the lag of each partition. If the lag is None, `unknown` says why,
+    unless it is for these partitions."""
 
     lag_records: int | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)

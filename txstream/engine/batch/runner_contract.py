@@ -36,8 +36,8 @@ class BatchResult:
 
     `places` are the tasks that ran. `written` is the number of rows that they wrote through a `MapState`,
     `written_by` the digests of those rows, by component and state. `crossing` counts the tuples sent into the
-    commit phase, `edges` those that each subscription received. `kept` is the runner's own: what the commit phase reads, until `release`. `tracked` is what
-    Spark tasks report of trees of tuples.
+    commit phase, `edges` those that each subscription received. `kept` is the runner's own: what the commit
+    phase reads, until `release`. `tracked` is what Spark tasks report of trees of tuples.
     """
 
     deltas: Mapping[str, list[pa.Table]]
