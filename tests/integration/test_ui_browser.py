@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
@@ -29,6 +30,8 @@ SERIOUS = ("serious", "critical")
 _DEADLINE_SECONDS = 120
 VIEWS = ("", "/timeline", "/source", "/state", "/failures", "/trust", "/graph", "/ask/pause")
 _OPEN_PAGES = 50
+_MOST_GROWN_BYTES = 16 * 2**20
+_MOST_THREADS = 64
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +127,6 @@ def test_each_view_of_runs_with_faults(launcher: Launcher, services: Services, b
             looking.page.wait_for_url("**/batches/*")
             looking.page.close()
             assert looking.wrong == []
-        assert _leaves_nothing(server.process.pid, url)
     finally:
         server.kill()
 
@@ -154,27 +156,55 @@ def test_a_comparison_is_started_from_the_page(
         server.kill()
 
 
-def _leaves_nothing(pid: int, url: str) -> bool:
-    """Open many pages and close them: the server has as many files and threads open as before."""
-    process = psutil.Process(pid)
-    place = urlsplit(url)
-    address = (str(place.hostname), int(place.port or 0))
-    pages = []
-    known = process.num_fds()
-    for _ in range(_OPEN_PAGES):
-        page = socket.create_connection(address, timeout=30)
-        page.sendall(f"GET /live HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n".encode())
-        pages.append(page)
-    for page in pages:
-        told = b""
-        while b"data: " not in told:
-            told += page.recv(4096)
-    assert process.num_fds() > _OPEN_PAGES
-    threads = process.num_threads()
-    for page in pages:
-        page.close()
-    wait_until(lambda: process.num_fds() <= known, "the server has closed them, too", 60)
-    return process.num_threads() <= threads
+@pytest.mark.parametrize("seconds", [5, pytest.param(3600, marks=pytest.mark.soak)])
+def test_fifty_open_pages_leave_nothing_in_the_server(
+    launcher: Launcher, services: Services, unique: str, seconds: float
+) -> None:
+    """Files, threads and memory of the server are as before once the pages are closed."""
+    fill_topic(services.kafka, unique, make_lines(200), partitions=2)
+    assert launcher.without_spark.word_count(unique, unique, unique).status == 0
+    server = launcher.start("ui", "--port", "0", "--json")
+    try:
+        url = json.loads(server.first_output())["url"]
+        place = urlsplit(url)
+        process = psutil.Process(server.process.pid)
+        views = [f"/topologies/{unique}{view}" for view in VIEWS if not view.startswith("/ask")]
+        for view in views:
+            _load(url, view)
+        files, threads = process.num_fds(), process.num_threads()
+        pages = []
+        for number in range(_OPEN_PAGES):
+            page = socket.create_connection((str(place.hostname), int(place.port or 0)), timeout=60)
+            shown = ("", unique)[number % 2]
+            page.sendall(f"GET /live?id={shown} HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n".encode())
+            pages.append(page)
+        for page in pages:
+            told = b""
+            while b"data: " not in told:
+                told += page.recv(4096)
+        assert process.num_fds() > _OPEN_PAGES
+        held: list[int] = []
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            for page in pages:
+                assert page.recv(4096), "it is told every few seconds that it is still open"
+            for view in views:
+                _load(url, view)
+            held.append(process.memory_info().rss)
+        first = held[: max(1, len(held) // 10)]
+        assert max(held[-3:]) < max(first) + _MOST_GROWN_BYTES
+        for page in pages:
+            page.close()
+        wait_until(lambda: process.num_fds() <= files, "the server has closed them, too", 60)
+        # Those that answer requests stay for the next ones; their number has a limit.
+        assert process.num_threads() <= max(threads, _MOST_THREADS)
+    finally:
+        server.kill()
+
+
+def _load(url: str, path: str) -> None:
+    with urlopen(f"{url.rstrip('/')}{path}", timeout=60) as answer:
+        answer.read()
 
 
 def test_an_open_page_shows_what_a_run_commits(
