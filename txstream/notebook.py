@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from html import escape
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import UsageError
@@ -36,10 +37,9 @@ def in_notebook() -> bool:
 def show_live(html: Callable[[], str], is_running: Callable[[], bool]) -> None:
     """Show what `html` returns below the cell, and replace it there while `is_running`, by a thread. The last
     replacement is made after that."""
-    from IPython.display import HTML, display
-
+    ipython: Any = import_module("IPython.display")  # the kernel has it, whatever is installed here
     shown = html()
-    handle = display(HTML(shown), display_id=True)
+    handle = ipython.display(ipython.HTML(shown), display_id=True)
     pause = threading.Event()
 
     def follow() -> None:
@@ -51,7 +51,7 @@ def show_live(html: Callable[[], str], is_running: Callable[[], bool]) -> None:
             now = html()
             if now != shown:
                 shown = now
-                handle.update(HTML(now))
+                handle.update(ipython.HTML(now))
 
     threading.Thread(target=follow, name="txstream-notebook", daemon=True).start()
 

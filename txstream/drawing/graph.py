@@ -36,7 +36,7 @@ class Edge:
 
 def svg(nodes: Sequence[Node], edges: Sequence[Edge], label: str) -> str:
     """Return the drawing. Every edge is between two of the nodes, and no edges make a ring."""
-    layers = _layers([node.name for node in nodes], edges)
+    layers = layers_of([node.name for node in nodes], [(edge.source, edge.target) for edge in edges])
     sizes = {node.name: _size([node.name, *node.lines]) for node in nodes}
     links = [Link(edge.source, edge.target, _size([edge.label], padding=3.0)) for edge in edges]
     placed = place(sizes, layers, links)
@@ -56,12 +56,13 @@ def svg(nodes: Sequence[Node], edges: Sequence[Edge], label: str) -> str:
     return drawn
 
 
-def _layers(names: Sequence[str], edges: Sequence[Edge]) -> Mapping[str, int]:
-    """Return each node's layer, one below the lowest that it reads from."""
+def layers_of(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> Mapping[str, int]:
+    """Return each node's layer, one below the lowest that it reads from. `edges` are pairs of source and
+    target."""
     layers = dict.fromkeys(names, 0)
     for _ in names:
-        for edge in edges:
-            layers[edge.target] = max(layers[edge.target], layers[edge.source] + 1)
+        for source, target in edges:
+            layers[target] = max(layers[target], layers[source] + 1)
     used = sorted(set(layers.values()))
     return {name: used.index(layer) for name, layer in layers.items()}
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from txstream import inspect
 from txstream.api.errors import ServiceUnavailableError, StateTableError, TxstreamError, UsageError
 from txstream.asking import NotRunningError
 from txstream.compare import kept
+from txstream.drawing.graph import layers_of
 from txstream.inspect.json_documents import (
     batch_document,
     details_document,
@@ -477,15 +479,18 @@ def edges(site: Site, topology_id: str) -> dict[str, Any]:
         row["seconds"] = round(row["seconds"] + place.seconds, 6)
         if place.seconds > row["longest_seconds"]:
             row |= {"longest_seconds": place.seconds, "longest_task": place.task, "host": place.host}
+    edges = [] if passed is None else [one._asdict() for one in passed.edges]
+    pairs = [(one["source"], one["target"]) for one in edges]
+    layers = layers_of([*dict.fromkeys([*found, *(name for pair in pairs for name in pair)])], pairs)
     longest = max(places, key=lambda place: place.seconds, default=None)
     return {
         "topology": topology_id,
         "txid": None if seen is None else seen.txid,
         "at": None if seen is None else document(seen.at),
         "left_out": 0 if seen is None else seen.left_out,
-        "components": list(found.values()),
+        "components": sorted(found.values(), key=lambda one: layers[one["component"]]),
         "slowest": None if longest is None else {"component": longest.component, "task": longest.task},
-        "edges": [] if passed is None else [one._asdict() for one in passed.edges],
+        "edges": sorted(edges, key=lambda one: (layers[one["source"]], layers[one["target"]])),
     }
 
 
@@ -495,7 +500,7 @@ def comparisons(site: Site) -> dict[str, Any]:
     folder = site.settings.data_dir
     return {
         "kept": [
-            site.memo(("compared", name), lambda name=name: _in_short(folder, name), 3600.0)
+            site.memo(("compared", name), partial(_in_short, folder, name), 3600.0)
             for name in kept.kept(folder)
         ],
         "started": None

@@ -47,11 +47,11 @@ Each run has tables of its own, which are removed at the end.</p>
 <p>None yet.</p>
 % else:
 <div class="wide" tabindex="0" role="region" aria-label="Comparisons">
-<table>
+<table class="cards">
 <thead><tr><th scope="col">at</th><th scope="col">topology</th><th scope="col">result</th></tr></thead>
 <tbody>
 % for one in found["kept"]:
-<tr><th scope="row"><a href="/compare/${one["name"]}">${moment(one["date"])}</a></th><td>${one["topology"]}</td><td>
+<tr><th scope="row"><a href="/compare/${one["name"]}">${moment(one["date"])}</a></th><td class="whole">${one["topology"]}</td><td class="whole">
 % for semantics, sentence in one["told"].items():
 <div>${semantics}: <span class="${"good" if one["exact"][semantics] else "bad"}">${sentence}</span></div>
 % endfor

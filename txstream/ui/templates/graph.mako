@@ -13,17 +13,17 @@ noted at ${moment(graph["at"])}. The slowest task is task ${slowest["task"]} of 
 <section>
 <h2>Components</h2>
 <div class="wide" tabindex="0" role="region" aria-label="Tasks by component">
-<table>
+<table class="cards">
 <thead><tr><th scope="col">component</th><th scope="col" class="n">tasks</th><th scope="col" class="n">tuples</th><th scope="col" class="n">seconds</th><th scope="col" class="n">longest task</th><th scope="col" class="n">its seconds</th><th scope="col">on</th></tr></thead>
 <tbody>
 % for one in found:
-<tr><th scope="row">${one["component"]}</th><td class="n">${one["tasks"]}</td><td class="n">${shown(one["tuples"])}</td><td class="n">${f'{one["seconds"]:.3f}'}</td><td class="n">${one["longest_task"]}</td><td class="n">\
+<tr><th scope="row">${one["component"]}</th><td data-label="tasks" class="n">${one["tasks"]}</td><td data-label="tuples" class="n">${shown(one["tuples"])}</td><td data-label="seconds" class="n">${f'{one["seconds"]:.3f}'}</td><td data-label="longest task" class="n">${one["longest_task"]}</td><td data-label="its seconds" class="n">\
 % if one["component"] == slowest["component"]:
 <b class="bad">${f'{one["longest_seconds"]:.3f}'}, the slowest</b>\
 % else:
 ${f'{one["longest_seconds"]:.3f}'}\
 % endif
-</td><td>${one["host"]}</td></tr>
+</td><td data-label="on">${one["host"]}</td></tr>
 % endfor
 </tbody>
 </table>
