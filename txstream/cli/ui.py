@@ -75,10 +75,9 @@ def ui(
 
         if not is_code_known(settings, topology_id):
             raise UsageError(
-                f"the code of topology {topology_id!r} is not known here; start `txstream ui` in the folder from "
-                f"which it was last run"
+                f"the code of topology {topology_id!r} is not known here; start `txstream ui` in the folder "
+                "from which it was last run"
             )
-
         # It would say on the terminal, at every page, which code it has found.
         return find_code(Cli(settings, quiet=True), topology_id, None, None)[0]
 

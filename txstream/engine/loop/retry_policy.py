@@ -160,7 +160,7 @@ class TxidFailures:
                 "failed_at": failed_at,
             }
             notes = getattr(error, "__notes__", ())
-            if notes:  # the traceback of the user's code
+            if notes and getattr(error, "component", None):  # of an executor: the user code's traceback
                 document["traceback"] = storable(notes[0][-_LONGEST_TRACEBACK:])
             self.last.append((document, held or BatchMetas()))
 
