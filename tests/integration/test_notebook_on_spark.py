@@ -38,7 +38,8 @@ def test_the_example_runs_and_shows_what_it_says(
     monkeypatch.setenv("TXSTREAM_DATABASE", sqlite_url)
     monkeypatch.setenv("TXSTREAM_MASTER", "local[2]")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    notebook: Any = nbformat.read(NOTEBOOK, as_version=4)
+    read: Any = nbformat.read
+    notebook = read(NOTEBOOK, as_version=4)
     client = Watched(notebook, timeout=_CELL_SECONDS, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
     shown = {_source(cell): _outputs(cell) for cell in notebook.cells if cell.cell_type == "code"}

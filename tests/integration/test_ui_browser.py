@@ -211,7 +211,7 @@ def test_an_open_page_shows_what_a_run_commits(
     launcher: Launcher, services: Services, browser: Browser, unique: str
 ) -> None:
     fill_topic(services.kafka, unique, make_lines(200), partitions=2)
-    server = launcher.start("ui", "--port", "0", "--json")
+    server = launcher.start("ui", "--port", "0", "--json", "--allow-operate")
     try:
         url = json.loads(server.first_output())["url"]
         looking = Looking(browser, url, 1240, "light")
@@ -221,7 +221,24 @@ def test_an_open_page_shows_what_a_run_commits(
         looking.page.wait_for_selector(".tile:has-text('last txid') b:text-matches('^[1-9]')", timeout=60_000)
         assert "not running" in looking.page.inner_text("h1")
         assert looking.page.inner_text("#live") == "live"
-        looking.page.close()
+        # Its code runs here, too: it is drawn, a batch is run again, and a value is explained.
+        page = looking.page
+        page.goto(f"/topologies/{unique}/graph")
+        assert page.evaluate("document.querySelector('img.graph').naturalWidth") > 100
+        page.goto(f"/topologies/{unique}/batches/1")
+        page.click("text=Run it again, dry")
+        page.wait_for_selector("text=Yes: it would write the same.", timeout=_DEADLINE_SECONDS * 1000)
+        (table,) = get(url, f"/api/topologies/{unique}/state")["tables"]
+        (row, *_) = get(url, f"/api/topologies/{unique}/state/{table['table']}")["rows"]
+        page.goto(f"/topologies/{unique}/state/{table['table']}")
+        page.fill("input[name=key]", row["word"])
+        page.click("text=Find")
+        page.click("text=Find the records")
+        page.wait_for_selector("text=of the records that make the value", timeout=_DEADLINE_SECONDS * 1000)
+        page.goto(f"/topologies/{unique}/trust")
+        page.click("text=Check it now")
+        page.wait_for_selector("text=All is well", timeout=_DEADLINE_SECONDS * 1000)
+        page.close()
         with urlopen(f"{url}metrics", timeout=30) as answer:
             scraped = answer.read().decode().splitlines()
         last = get(url, f"/api/topologies/{unique}/batches?limit=1")[0]["txid"]

@@ -117,7 +117,7 @@ class Handle:
 
 def test_what_is_shown_live_is_replaced_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = Handle()
-    monkeypatch.setitem(sys.modules, "IPython.display", handle)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython.display", handle)
     monkeypatch.setattr(notebook, "_UPDATE_SECONDS", 0.001)
     texts = iter(["1", "1", "2", "3"])
     goes_on = iter([True, True, False])

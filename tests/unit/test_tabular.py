@@ -67,7 +67,8 @@ def test_batches_are_plotted() -> None:
     assert [bar.get_height() for bar in phases.patches] == [0.5, 0.5, 0.5, 1, 2, 3]
     assert [text.get_text() for text in phases.get_legend().get_texts()] == ["job", "commit"]
     assert len(Batches().plot().axes) == 2
-    assert Batches(timed).plot()._repr_png_().startswith(b"\x89PNG"), "or a notebook shows nothing"
+    drawn: Any = Batches(timed).plot()
+    assert drawn._repr_png_().startswith(b"\x89PNG"), "or a notebook shows nothing"
 
 
 def test_a_report_is_plotted_with_its_lag() -> None:
@@ -79,7 +80,7 @@ def test_a_report_is_plotted_with_its_lag() -> None:
         for txid in (3, 4, 5)
     )
     given: Any = ("words", "u", "opaque", 1, 3, 5, 3, 120, 0, 0, 0, 9.0, True)
-    report = RunReport(*given, timings=times)
+    report = replace(RunReport(*given), timings=times)
     axes: list[Any] = report.plot().axes
     rates, phases, lag = axes
     assert rates.lines[0].get_xydata().tolist() == [[4, 20], [5, 25]]
