@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -109,12 +110,11 @@ def test_the_ledger_has_the_traceback_of_the_newest_failed_attempt() -> None:
     at = datetime(2026, 1, 2, tzinfo=UTC)
     kept: list[Any] = json.loads(json.dumps(failures.for_ledger(BatchMetas(), dict)))
     given: Any = ("db", "u", 1, Semantics.OPAQUE, "committed", 1, 1, at, at, at, None, {})
-    assert [one.traceback for one in failed_attempts(LedgerEntry(*given, details={"attempts": kept}))] == [
-        None
-    ] * 3
+    row = LedgerEntry(*given)
+    assert [one.traceback for one in failed_attempts(replace(row, details={"attempts": kept}))] == [None] * 3
     failures.add(travel(describe(caught(ValueError("last")), "split", 0)), attempt(5, 4))
     kept = json.loads(json.dumps(failures.for_ledger(BatchMetas(), dict)))
-    *earlier, newest = failed_attempts(LedgerEntry(*given, details={"attempts": kept}))
+    *earlier, newest = failed_attempts(replace(row, details={"attempts": kept}))
     assert [one.traceback for one in earlier] == [None] * 3
     assert newest.traceback is not None
     assert "ValueError: last" in newest.traceback
