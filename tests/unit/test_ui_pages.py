@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -161,6 +162,22 @@ def test_topologies_say_what_waits_and_for_what(served: Served) -> None:
     assert row["leader"]
 
 
+def test_a_pause_is_a_pause_and_not_a_wait_for_its_end() -> None:
+    pause = Wait("`txstream resume words`", NOON, "paused by ann@host", "since 12:00")
+    away = Wait(f"partition {AWAY}", NOON, "txid 31 must hold the same", "gone")
+
+    def state(*waiting: Wait, paused: object = object()) -> tuple[str, list[str]]:
+        found: Any = SimpleNamespace(
+            status=SimpleNamespace(leader="a", waiting=waiting, failing=None),
+            snapshot=SimpleNamespace(in_force=SimpleNamespace(paused=paused)),
+        )
+        return views.state_of(found), views._waits(found)
+
+    assert state(pause) == ("paused", [])
+    assert state(pause, away) == ("waiting", [str(away)])
+    assert state(away, paused=None) == ("waiting", [str(away)])
+
+
 def test_a_tracked_topology_shows_its_trees(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served(ledger, monkeypatch)
     store = MemoryProgress(served.zookeeper.memory, "orders", CODEC)
@@ -208,6 +225,23 @@ def test_failures_are_grouped_by_reason(served: Served) -> None:
     assert (group["component"], group["exception"]) == ("split", "ValueError")
     assert "split: ValueError, 1 attempt of 1 batch" in served.get("/topologies/words/failures")
     assert found["looked_at"] == [1, TXIDS]
+
+
+def test_reasons_that_differ_in_the_record_alone_are_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = filled(tmp_path, 0)
+    words = (
+        "component 'lines': the value of the record at offset {} of topic 'lines', partition {}, is no JSON"
+    )
+    for txid in (1, 2):
+        rig.commit(txid, {"a": 1}, error=words.format(10 * txid, txid))
+    rig.commit(3, {"a": 1}, error="txid 3 attempt 1.3, component 'split', task 0: KeyError: 'a'")
+    rig.commit(4, {"a": 1}, error="txid 4 attempt 1.4, component 'split', task 1: KeyError: 'b'")
+    found = Served(rig, monkeypatch).json("/api/topologies/words/failures")["reasons"]
+    told = [(one["component"], one["exception"], one["attempts"], one["txids"]) for one in found]
+    assert told == [("lines", None, 2, [1, 2]), ("split", "KeyError", 2, [3, 4])]
+    assert [one["reason"] for one in found][1] == "component 'split': KeyError: 'b'"
 
 
 def test_state_shows_the_greatest_values_and_the_row_of_a_key(served: Served) -> None:

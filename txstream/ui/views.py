@@ -47,6 +47,7 @@ _RECENT = 20
 _MOST_ROWS = 50
 _MOST_PARTITIONS = 100
 _MOST_LETTERS = 20
+_ALIKE = 80  # characters; what follows may be the data
 
 
 # --- the JSON of commands ----------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ def standing_row(site: Site, found: Standing) -> dict[str, Any]:
         "dead_letters": found.dead_letters,
         "leader": status.leader,
         "standbys": [one.driver for one in status.standbys],
-        "waiting": [str(one) for one in status.waiting],
+        "waiting": _waits(found),
         "paused": None if paused is None else paused.shown,
         "failing": None if status.failing is None else failing_document(status.failing),
         "missing": [str(one) for one in found.missing],
@@ -180,12 +181,18 @@ def standing_row(site: Site, found: Standing) -> dict[str, Any]:
     }
 
 
+def _waits(found: Standing) -> list[str]:
+    """Return what the leader waits for, other than the end of a pause, which is told by itself."""
+    paused = found.snapshot.in_force.paused is not None
+    return [str(one) for one in found.status.waiting if not (paused and one.because.startswith("paused by"))]
+
+
 def state_of(found: Standing) -> str:
     """Return one word, or two, for how a topology is."""
     status = found.status
     if status.leader is None:
         return "not running"
-    if status.waiting:
+    if _waits(found):
         return "waiting"
     if status.failing is not None:
         return "failing"
@@ -289,11 +296,13 @@ def failures(site: Site, topology_id: str, before: int | None = None) -> dict[st
         for failed in max((failed_attempts(entry) for entry in one.entries), key=len):
             reason = reason_of(failed.error)
             component, exception = _raised(reason)
+            # What differs in numbers alone, as the offset of a record, is one reason.
+            alike = f"{component}: {exception}" if exception else re.sub(r"\d+", "N", reason)[:_ALIKE]
             group = reasons.setdefault(
-                reason, {"component": component, "exception": exception, "attempts": 0, "txids": []}
+                alike, {"component": component, "exception": exception, "attempts": 0, "txids": []}
             )
             group["attempts"] += 1
-            group |= {"last": document(failed.failed_at), "error": failed.error}
+            group |= {"last": document(failed.failed_at), "error": failed.error, "reason": reason}
             if group["txids"][-1:] != [one.txid]:
                 group["txids"].append(one.txid)
     letters = site.memo(
@@ -310,8 +319,8 @@ def failures(site: Site, topology_id: str, before: int | None = None) -> dict[st
         "older": looked[0].txid if looked and looked[0].txid > 1 and len(looked) == LOOKED_BACK else None,
         "reasons": sorted(
             (
-                {"reason": reason, **group, "batches": len(group["txids"]), "txids": group["txids"][-12:]}
-                for reason, group in reasons.items()
+                {**group, "batches": len(group["txids"]), "txids": group["txids"][-12:]}
+                for group in reasons.values()
             ),
             key=lambda group: (group["component"] or "", group["exception"] or "", -group["attempts"]),
         ),
