@@ -1,24 +1,59 @@
-"""HTML of topologies and runs for notebooks.
+"""HTML of topologies and runs for notebooks, and what is shown there while a run goes on.
 
 Invariant: every text is escaped, because ids and errors may hold anything.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from html import escape
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from txstream.api.errors import UsageError
 from txstream.wording import shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from txstream.api.topology import Topology
+    from txstream.drawing.batches import Plot
 
 _LONGEST_TEXT = 500
+_UPDATE_SECONDS = 0.5
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook: then a display can be changed after it was shown."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
+
+
+def show_live(html: Callable[[], str], is_running: Callable[[], bool]) -> None:
+    """Show what `html` returns below the cell, and replace it there while `is_running`, by a thread. The last
+    replacement is made after that."""
+    ipython: Any = import_module("IPython.display")  # the kernel has it, whatever is installed here
+    shown = html()
+    handle = ipython.display(ipython.HTML(shown), display_id=True)
+    pause = threading.Event()
+
+    def follow() -> None:
+        nonlocal shown
+        goes_on = True
+        while goes_on:
+            pause.wait(_UPDATE_SECONDS)
+            goes_on = is_running()
+            now = html()
+            if now != shown:
+                shown = now
+                handle.update(ipython.HTML(now))
+
+    threading.Thread(target=follow, name="txstream-notebook", daemon=True).start()
 
 
 class Tabular(ABC):
@@ -56,6 +91,18 @@ def _arrow(pa: Any, column: list[object]) -> Any:
         return pa.array(column)
     except (pa.ArrowException, TypeError):
         return pa.array([None if value is None else str(value) for value in column], pa.string())
+
+
+def load_plot() -> Callable[..., Plot]:
+    """Return `plot_batches`. Raises UsageError without matplotlib."""
+    try:
+        from txstream.drawing.batches import plot_batches
+    except ImportError as error:
+        raise UsageError(
+            f"plots are drawn with matplotlib, which cannot be imported ({error}); "
+            "type pip install 'txstream[svg]'"
+        ) from error
+    return plot_batches
 
 
 def html_table(title: str, rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:

@@ -23,17 +23,27 @@ class TaskPlace(NamedTuple):
     tuples: int
 
 
+class EdgeTuples(NamedTuple):
+    """How many tuples of a stream of `source` the component `target` was given."""
+
+    source: str
+    stream: str
+    target: str
+    tuples: int
+
+
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """The tasks of one processed attempt, as of `at`. `left_out` counts the tasks that there was no room to
-    store: those that took the least time. `by_residents` says that Spark tasks that stay ran them, without a
-    job."""
+    store: those that took the least time. `edges` are stored in a note of their own. `by_residents` says that
+    Spark tasks that stay ran them, without a job."""
 
     txid: Txid
     attempt: AttemptId
     at: datetime
     tasks: tuple[TaskPlace, ...]
     left_out: int = 0
+    edges: tuple[EdgeTuples, ...] = ()
     by_residents: bool = False
 
     def in_order(self) -> list[TaskPlace]:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txstream.notebook import html_table
-from txstream.placement import Assignment, TaskPlace
+from txstream.notebook import html_table, load_plot
+from txstream.placement import Assignment, EdgeTuples, TaskPlace
 from txstream.transaction import TransactionAttempt, Txid
 from txstream.wording import counted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _KEPT_TIMINGS = 10_000
 
 
 @dataclass(slots=True)
 class BatchTiming:
-    """Where the time of one batch went, in seconds. `read` and `process` are summed over Spark tasks."""
+    """Where the time of one batch went, in seconds. `read` and `process` are summed over Spark tasks.
+    `committed_at` is in seconds since 1970."""
 
     txid: Txid
     records: int = 0
@@ -32,6 +38,7 @@ class BatchTiming:
     commit_seconds: float = 0.0
     advance_seconds: float = 0.0
     width: int = 0
+    committed_at: float = 0.0
 
     def before_commit(self) -> dict[str, float]:
         """Seconds by step before the commit, for the ledger. Steps that did not happen are left out."""
@@ -92,7 +99,8 @@ class RunReport:
     `BatchFailedError`, an error in a bolt; `failure_reasons` has the number for each reason.
     `replayed_attempts` counts those beyond each txid's first, including later txids that were replayed with a
     failed one. `recovered_batches` counts those that an earlier run left open or half committed. `stopped_by`
-    is the operator who stopped the run (`txstream stop`)."""
+    is the operator who stopped the run (`txstream stop`). `timings` are those of its last batches, which
+    `plot` draws."""
 
     topology: str
     uuid: str
@@ -109,6 +117,7 @@ class RunReport:
     caught_up: bool
     failure_reasons: Mapping[str, int] = field(default_factory=dict)
     stopped_by: str | None = None
+    timings: tuple[BatchTiming, ...] = field(default=(), repr=False, compare=False)
 
     def __repr__(self) -> str:
         done = f"{counted(self.batches, 'batch', 'batches')}, {counted(self.records, 'record')}"
@@ -135,8 +144,31 @@ class RunReport:
     def records_per_second(self) -> float:
         return self.records / self.seconds if self.seconds > 0 else 0.0
 
+    def plot(self) -> Figure:
+        """Return a figure of records per second, of the seconds of each phase and, if the run has caught up,
+        of the lag, by txid. Needs matplotlib, which the extra `svg` installs; raises UsageError without."""
+        plot_batches = load_plot()
+        times = self.timings
+        lag: list[int] | None = None
+        if self.caught_up:
+            lag, later = [], 0
+            for one in reversed(times):
+                lag.insert(0, later)
+                later += one.records
+        return plot_batches(
+            [one.txid for one in times],
+            [
+                (one.txid, one.records / (one.committed_at - before.committed_at))
+                for before, one in pairwise(times)
+                if one.committed_at > before.committed_at
+            ],
+            [{**one.before_commit(), **one.in_commit()} for one in times],
+            lag,
+        )
+
     def to_document(self) -> dict[str, Any]:
-        return {**asdict(self), "records_per_second": round(self.records_per_second, 1)}
+        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "timings"}
+        return {**found, "records_per_second": round(self.records_per_second, 1)}
 
 
 @dataclass
@@ -155,6 +187,7 @@ class Statistics:
 
     def add(self, timing: BatchTiming, *, is_recovered: bool) -> None:
         """Count a committed batch. `is_recovered` says that an earlier run had planned it."""
+        timing.committed_at = time.time()
         self.timings.append(timing)
         self.batches += 1
         self.records += timing.records
@@ -162,9 +195,16 @@ class Statistics:
         self.recovered_batches += is_recovered
 
     def saw(
-        self, attempt: TransactionAttempt, places: Sequence[TaskPlace], *, by_residents: bool = False
+        self,
+        attempt: TransactionAttempt,
+        places: Sequence[TaskPlace],
+        edges: Sequence[EdgeTuples] = (),
+        *,
+        by_residents: bool = False,
     ) -> None:
-        """Remember where the tasks of a committed attempt ran."""
+        """Remember where the tasks of a committed attempt ran, and what passed between them."""
         self.assignment = Assignment(
-            attempt.txid, attempt.attempt, datetime.now(UTC), tuple(places), by_residents=by_residents
+            *(attempt.txid, attempt.attempt, datetime.now(UTC), tuple(places)),
+            edges=tuple(edges),
+            by_residents=by_residents,
         )

@@ -38,7 +38,7 @@ def fill(rig: Rig, txids: int = TXIDS) -> None:
         kept = {"partitions": ranges(txid, *([0] if is_away else [0, 1]))}
         if is_away:
             kept["unavailable"] = {AWAY: "broker 2 does not answer"}
-        error = "component 'split' raised ValueError: <b>bad</b>" if txid == 5 else None
+        error = "txid 5 attempt 1.4, component 'split', task 0: ValueError: <b>bad</b>" if txid == 5 else None
         rig.commit(txid, {f"w{txid}": 1, "the": 1}, metas=kept, error=error)
 
 

@@ -420,3 +420,14 @@ def test_a_full_disk_is_told_with_the_data_directory(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 30))
     assert main(["up", "--data-dir", "data"]) == 1
     assert "data directory" not in capsys.readouterr().err, "it was another disk"
+
+
+def test_the_shell_completes_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("_TXSTREAM_COMPLETE", "complete_bash"), ("COMP_WORDS", "txstream sta")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COMP_CWORD", "1")
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().out.split() == ["status", "state"]

@@ -52,9 +52,13 @@ def test_the_dashboard_and_the_guide_have_every_metric() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_every_alert_has_its_section_with_a_command(alert: str) -> None:
+def test_every_alert_has_its_section_with_a_command_and_a_view(alert: str) -> None:
     section = GUIDE.partition(f"### {alert}\n")[2].partition("\n### ")[0]
     assert re.search(r"^txstream \w+", section, re.MULTILINE), alert
+    views = re.findall(r"`/topologies/ID(/[^`]*)?`", section.partition("View: ")[2])
+    assert views, alert
+    known = {"", "/timeline", "/source", "/state", "/failures", "/trust", "/graph", "/batches/7"}
+    assert {*views} <= known
     assert f"docs/monitoring.md#{alert.lower()}\n" in RULES.read_text(encoding="utf-8")
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from support.inmemory import attempt
@@ -15,8 +18,12 @@ from txstream.api.errors import (
     TxstreamError,
     UsageError,
 )
+from txstream.batch_metas import BatchMetas
 from txstream.engine.batch.executor_failures import Failure, describe
-from txstream.engine.loop.retry_policy import Verdict, judge
+from txstream.engine.loop.retry_policy import TxidFailures, Verdict, judge
+from txstream.inspect import LedgerEntry
+from txstream.inspect.ledgers import failed_attempts
+from txstream.semantics import Semantics
 
 ALL_ERRORS = [
     error
@@ -93,3 +100,21 @@ def test_a_long_tuple_is_cut() -> None:
 def test_a_name_that_the_driver_does_not_know_is_a_bolt_error() -> None:
     for name in ("NoSuchError", "annotations", "Path"):
         assert type(Failure(name, "x", "split", None, "").to_error(attempt(1))) is BoltError
+
+
+def test_the_ledger_has_the_traceback_of_the_newest_failed_attempt() -> None:
+    failures = TxidFailures()
+    for number, words in enumerate(("first", "second"), 1):
+        failures.add(travel(describe(caught(ValueError(words)), "split", 0)), attempt(5, number))
+    failures.add(ValueError("of the driver itself"), attempt(5, 3))
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    kept: list[Any] = json.loads(json.dumps(failures.for_ledger(BatchMetas(), dict)))
+    given: Any = ("db", "u", 1, Semantics.OPAQUE, "committed", 1, 1, at, at, at, None, {})
+    row = LedgerEntry(*given)
+    assert [one.traceback for one in failed_attempts(replace(row, details={"attempts": kept}))] == [None] * 3
+    failures.add(travel(describe(caught(ValueError("last")), "split", 0)), attempt(5, 4))
+    kept = json.loads(json.dumps(failures.for_ledger(BatchMetas(), dict)))
+    *earlier, newest = failed_attempts(replace(row, details={"attempts": kept}))
+    assert [one.traceback for one in earlier] == [None] * 3
+    assert newest.traceback is not None
+    assert "ValueError: last" in newest.traceback

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from support.topologies import eight_components, word_count
 
-from txstream import Settings, start
+from txstream import Settings, notebook, start
+from txstream.embedded.process import wait_until
 from txstream.notebook import html_table
 from txstream.report import RunReport
 
@@ -94,6 +95,48 @@ def test_a_run_is_how_far_it_is_and_what_ended_it(tmp_path: Path, monkeypatch: p
     texts = Page(running._repr_html_()).texts
     assert texts[:5] == ["topology word-count (opaque)", "state", "ended", "committed txid", "0"]
     assert any("no ZooKeeper was given" in text for text in texts)
+
+
+class Handle:
+    """Stands for IPython: keeps what is displayed, and what it is replaced by."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def HTML(self, text: str) -> str:  # noqa: N802 - IPython's name
+        return text
+
+    def display(self, text: str, *, display_id: bool) -> Handle:
+        assert display_id
+        self.shown.append(text)
+        return self
+
+    def update(self, text: str) -> None:
+        self.shown.append(text)
+
+
+def test_what_is_shown_live_is_replaced_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = Handle()
+    monkeypatch.setitem(sys.modules, "IPython.display", handle)
+    monkeypatch.setattr(notebook, "_UPDATE_SECONDS", 0.001)
+    texts = iter(["1", "1", "2", "3"])
+    goes_on = iter([True, True, False])
+    notebook.show_live(lambda: next(texts), lambda: next(goes_on))
+    wait_until(lambda: len(handle.shown) == 3, 60)
+    assert handle.shown == ["1", "2", "3"], "once for each change, and once more after the end"
+
+
+def test_elsewhere_a_run_is_its_repr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not notebook.in_notebook()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TXSTREAM_ZOOKEEPER", raising=False)
+    running = start(word_count(), settings=Settings(data_dir=tmp_path))
+    running.stop()
+    running._ipython_display_()
+    assert capsys.readouterr().out == f"{running!r}\n"
+    assert running._line_html() == "<div>word-count: ended, txid 0 committed, 0 records, 0 s</div>"
 
 
 def test_a_long_text_is_cut() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,6 +24,7 @@ from txstream.inspect import (
     Why,
     WhyPart,
 )
+from txstream.report import BatchTiming, RunReport
 from txstream.semantics import Semantics
 from txstream.transaction import Txid
 
@@ -65,6 +67,34 @@ def test_batches_are_plotted() -> None:
     assert [bar.get_height() for bar in phases.patches] == [0.5, 0.5, 0.5, 1, 2, 3]
     assert [text.get_text() for text in phases.get_legend().get_texts()] == ["job", "commit"]
     assert len(Batches().plot().axes) == 2
+    drawn: Any = Batches(timed).plot()
+    assert drawn._repr_png_().startswith(b"\x89PNG"), "or a notebook shows nothing"
+
+
+def test_a_report_is_plotted_with_its_lag() -> None:
+    pytest.importorskip("matplotlib")
+    times = tuple(
+        BatchTiming(
+            Txid(txid), records=10 * txid, job_seconds=0.5, commit_seconds=1.0, committed_at=2.0 * txid
+        )
+        for txid in (3, 4, 5)
+    )
+    given: Any = ("words", "u", "opaque", 1, 3, 5, 3, 120, 0, 0, 0, 9.0, True)
+    report = replace(RunReport(*given), timings=times)
+    axes: list[Any] = report.plot().axes
+    rates, phases, lag = axes
+    assert rates.lines[0].get_xydata().tolist() == [[4, 20], [5, 25]]
+    assert [text.get_text() for text in phases.get_legend().get_texts()] == ["job", "commit"]
+    (area,) = lag.collections
+    assert {tuple(point) for point in area.get_paths()[0].vertices.tolist()} >= {(3, 90), (4, 50), (5, 0)}
+    assert len(replace(report, caught_up=False).plot().axes) == 2
+    assert "timings" not in report.to_document()
+
+
+def test_without_matplotlib_a_plot_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "txstream.drawing.batches", None)
+    with pytest.raises(UsageError, match=r"pip install 'txstream\[svg\]'"):
+        BATCHES.plot()
 
 
 @pytest.mark.parametrize(

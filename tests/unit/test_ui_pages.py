@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from support.states import Rig
@@ -19,14 +23,17 @@ from txstream.api.errors import ServiceUnavailableError
 from txstream.cli import failures_shown, status
 from txstream.cli.main import main
 from txstream.cli.ui import metrics_of
+from txstream.compare import kept
 from txstream.failing_batch import FailingBatch, Wait
-from txstream.inspect import overview
+from txstream.inspect import overview, standing
+from txstream.inspect.source import SourceNow
+from txstream.placement import Assignment, EdgeTuples, TaskPlace
 from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import StateDatabase
 from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.ui import site as site_module, views
-from txstream.zookeeper import FAILING, TREES, WAITING, Identity, Kind, MemoryProgress
+from txstream.zookeeper import ASSIGNMENT, EDGES, FAILING, TREES, WAITING, Identity, Kind, MemoryProgress
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 VIEWS = (
@@ -155,6 +162,22 @@ def test_topologies_say_what_waits_and_for_what(served: Served) -> None:
     assert row["leader"]
 
 
+def test_a_pause_is_a_pause_and_not_a_wait_for_its_end() -> None:
+    pause = Wait("`txstream resume words`", NOON, "paused by ann@host", "since 12:00")
+    away = Wait(f"partition {AWAY}", NOON, "txid 31 must hold the same", "gone")
+
+    def state(*waiting: Wait, paused: object = object()) -> tuple[str, list[str]]:
+        found: Any = SimpleNamespace(
+            status=SimpleNamespace(leader="a", waiting=waiting, failing=None),
+            snapshot=SimpleNamespace(in_force=SimpleNamespace(paused=paused)),
+        )
+        return views.state_of(found), views._waits(found)
+
+    assert state(pause) == ("paused", [])
+    assert state(pause, away) == ("waiting", [str(away)])
+    assert state(away, paused=None) == ("waiting", [str(away)])
+
+
 def test_a_tracked_topology_shows_its_trees(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served(ledger, monkeypatch)
     store = MemoryProgress(served.zookeeper.memory, "orders", CODEC)
@@ -199,7 +222,26 @@ def test_failures_are_grouped_by_reason(served: Served) -> None:
     found = served.json("/api/topologies/words/failures")
     (group,) = found["reasons"]
     assert (group["attempts"], group["txids"]) == (1, [5])
+    assert (group["component"], group["exception"]) == ("split", "ValueError")
+    assert "split: ValueError, 1 attempt of 1 batch" in served.get("/topologies/words/failures")
     assert found["looked_at"] == [1, TXIDS]
+
+
+def test_reasons_that_differ_in_the_record_alone_are_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = filled(tmp_path, 0)
+    words = (
+        "component 'lines': the value of the record at offset {} of topic 'lines', partition {}, is no JSON"
+    )
+    for txid in (1, 2):
+        rig.commit(txid, {"a": 1}, error=words.format(10 * txid, txid))
+    rig.commit(3, {"a": 1}, error="txid 3 attempt 1.3, component 'split', task 0: KeyError: 'a'")
+    rig.commit(4, {"a": 1}, error="txid 4 attempt 1.4, component 'split', task 1: KeyError: 'b'")
+    found = Served(rig, monkeypatch).json("/api/topologies/words/failures")["reasons"]
+    told = [(one["component"], one["exception"], one["attempts"], one["txids"]) for one in found]
+    assert told == [("lines", None, 2, [1, 2]), ("split", "KeyError", 2, [3, 4])]
+    assert [one["reason"] for one in found][1] == "component 'split': KeyError: 'b'"
 
 
 def test_state_shows_the_greatest_values_and_the_row_of_a_key(served: Served) -> None:
@@ -208,6 +250,51 @@ def test_state_shows_the_greatest_values_and_the_row_of_a_key(served: Served) ->
     one = served.json("/api/topologies/words/state/words?key=w7")
     assert [row["n"] for row in one["rows"]] == [1]
     assert "There is no row of this key" in served.get("/topologies/words/state/words?key=nix")
+
+
+def test_state_shows_what_a_batch_changed(served: Served) -> None:
+    assert served.json("/api/topologies/words/state/words")["diff"] is None
+    diff = served.json("/api/topologies/words/state/words?txid=7")["diff"]
+    assert [one["key"] for one in diff["created"]] == [{"word": "w7"}]
+    assert served.get("/topologies/words/state/words?txid=7").count("created") == 1
+    assert "no txid 99" in served.get("/topologies/words/state/words?txid=99", 404)
+
+
+def test_the_graph_has_tuples_and_seconds_and_marks_the_slowest_task(
+    ledger: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(ledger, monkeypatch)
+    places = [
+        TaskPlace("lines", 0, 0, "1", "host", 0.25, 0),
+        TaskPlace("split", 0, 0, "1", "host", 0.5, 40),
+        TaskPlace("split", 1, 1, "2", "other", 2.0, 60),
+        TaskPlace("<b>count", 0, 0, "1", "host", 0.1, 300),
+    ]
+    edges = (EdgeTuples("lines", "default", "split", 100), EdgeTuples("split", "late", "<b>count", 300))
+    seen = Assignment(Txid(TXIDS), attempt_id(1, TXIDS), NOON, tuple(places), edges=edges)
+    assert "noted no batch yet" in served.get("/topologies/words/graph")
+    served.store.notes.put(ASSIGNMENT, seen)
+    served.store.notes.put(EDGES, seen)
+    found = served.json("/api/topologies/words/graph")
+    assert found["slowest"] == {"component": "split", "task": 1}
+    split = next(one for one in found["components"] if one["component"] == "split")
+    assert (split["tasks"], split["tuples"], split["seconds"]) == (2, 100, 2.5)
+    assert (split["longest_task"], split["host"]) == (1, "other")
+    assert found["edges"] == [one._asdict() for one in edges]
+    text = served.get("/topologies/words/graph")
+    (marked,) = re.findall(r"<title>([^<]*)</title><rect class=\"node slowest", text)
+    assert marked == "split"
+    assert text.count('class="edge"') == 2
+    assert ">300 (late)</text>" in text
+    assert "<b>count" not in text
+    assert not re.search(r"\bstyle=", text)
+
+
+def test_source_has_the_lag_of_each_partition(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = SourceNow(lag_records=9, lags={"lines/0": 2, "lines/1": 7})
+    monkeypatch.setattr(standing, "begin_to_ask", lambda *_: lambda: now)
+    found = served.json("/api/topologies/words/source")["partitions"]
+    assert [(one["partition"], one["lag_records"]) for one in found] == [("lines/1", 7), ("lines/0", 2)]
 
 
 def test_trust_has_fences_and_the_fsck_that_was_asked_for(served: Served) -> None:
@@ -252,6 +339,103 @@ def test_a_view_reads_only_the_rows_that_it_shows(served: Served, monkeypatch: p
     assert max(one or 0 for one in limits) <= views.LOOKED_BACK
 
 
+@pytest.mark.soak
+def test_a_view_answers_within_300_ms_over_a_ledger_of_100_000_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In seconds of a processor, so that other work on the machine does not count."""
+    rig = filled(tmp_path, TXIDS)
+    with sqlite3.connect(tmp_path / "state.db") as connection:
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(txstream_batch)")]
+        chosen = ", ".join(f"{name} + ?" if name == "txid" else name for name in columns)
+        copy = f"INSERT INTO txstream_batch SELECT {chosen} FROM txstream_batch WHERE txid <= {TXIDS}"
+        for more in range(TXIDS, 100_000, TXIDS):
+            connection.execute(copy, [more])
+    usual = StateDatabase.batches
+    monkeypatch.setattr(StateDatabase, "batches", lambda *_, **__: [])
+    served = Served(rig, monkeypatch)
+    monkeypatch.setattr(StateDatabase, "batches", usual)
+    for view in (*VIEWS, "/batches/99900", "/timeline?before=50000", "/failures?before=50000"):
+        took = []
+        for _ in range(5):
+            served.forget()
+            began = time.process_time()
+            served.get(f"/topologies/words{view}")
+            took.append(time.process_time() - began)
+        assert min(took) < 0.3, (view, took)
+
+
+# --- comparisons -------------------------------------------------------------------------------------------
+
+
+COMPARED = {
+    "topology": "mine:<b>topology",
+    "date": "2026-01-02 12:00:00+00:00",
+    "command": "txstream compare mine:topology",
+    "version": "0.1.0",
+    "engine": "this process",
+    "truth": "the text itself",
+    "nothing_shown": None,
+    "true_totals": {"words.n": 7},
+    "semantics": {"opaque": {"exact": True}, "non-transactional": {"exact": False}},
+    "told": {"opaque": "exact", "non-transactional": "1 doubled in words.n"},
+    "side_by_side": [["exact", [True, False]], ["words.n", [7, 8]]],
+    "faults_in_words": ["txid 3 fails"],
+    "charts": {"opaque": "<svg class='drawn'></svg>", "non-transactional": "<svg class='drawn'></svg>"},
+    "description": "lines",
+}
+
+
+def test_comparisons_are_kept_and_shown(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "None yet" in served.get("/compare")
+    monkeypatch.setattr(kept, "MOST_KEPT", 3)
+    names = [kept.keep(Path(".txstream"), COMPARED) for _ in range(5)]
+    found = served.json("/api/compare")
+    listed = [one["name"] for one in found["kept"]]
+    assert len(listed) == 3
+    assert set(listed) < set(names)
+    assert found["kept"][0]["exact"] == {"opaque": True, "non-transactional": False}
+    listing = served.get("/compare")
+    assert f'href="/compare/{listed[0]}"' in listing
+    assert "1 doubled in words.n" in listing
+    text = served.get(f"/compare/{listed[0]}")
+    assert text.count("<svg class='drawn'>") == 2
+    assert "<b>topology" not in text
+    assert served.json(f"/api/compare/{listed[0]}") == COMPARED
+    for name in ("nix", "..%2f..%2fstate", "20260102T000000-abcdef"):
+        served.get(f"/compare/{name}", 404)
+
+
+def test_a_comparison_is_asked_for_once(ledger: Rig, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert served.post("/compare").status_code == 403
+    assert "Start one" not in served.get("/compare")
+    operating = Served(ledger, monkeypatch, allow_operate=True)
+    started: list[list[str]] = []
+    monkeypatch.setattr(operating.site.comparing, "start", started.append)
+    form = {"topic": "lines", "target": "mine:topology", "parameters": "a=1 b=2", "records": "500"}
+    form["faults"] = "crash"
+    question = operating.get(f"/compare/ask?{urlencode(form)}")
+    told = [
+        "mine:topology",
+        "--parameter=a=1",
+        "--parameter=b=2",
+        "--topic=lines",
+        "--records=500",
+        "--faults=crash",
+    ]
+    assert " ".join(["txstream compare", *told]) in question
+    assert started == []
+    assert operating.post("/compare", form).status_code == 303
+    assert started == [told]
+    for wrong in ({"target": "--help"}, {"parameters": "-x"}, {"records": "many"}, {"faults": "/etc/passwd"}):
+        answer = operating.post("/compare", wrong)
+        assert answer.status_code == 400
+        assert next(iter(wrong.values())) in answer.text
+    assert started == [told]
+
+
 # --- what can be done --------------------------------------------------------------------------------------
 
 
@@ -289,8 +473,9 @@ def test_an_action_is_asked_once_and_goes_through_the_queue(
 
 def test_code_that_is_not_known_is_told(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served(ledger, monkeypatch, allow_operate=True)
-    assert "No drawing: the code of topology &#39;words&#39; is not known here" in served.get(
-        "/topologies/words/graph"
+    assert (
+        "No drawing of groupings and tables: the code of topology &#39;words&#39; is not known here"
+        in served.get("/topologies/words/graph")
     )
 
 

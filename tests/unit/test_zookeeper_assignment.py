@@ -17,8 +17,9 @@ from support.zookeeper_backends import Backend, Fault, InMemory, commit, leader_
 
 from txstream.api.errors import CorruptStateError, FencedError
 from txstream.failing_batch import FailingBatch, Wait
+from txstream.placement import Assignment, EdgeTuples
 from txstream.transaction import Txid, attempt_id
-from txstream.zookeeper import ASSIGNMENT, FAILING, WAITING, LostAnswerError
+from txstream.zookeeper import ASSIGNMENT, EDGES, FAILING, WAITING, LostAnswerError
 
 PLACE = {"component": "c", "task": 0, "slot": 0, "worker": "1", "host": "h", "seconds": 0.5, "tuples": 3}
 STORED = {"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "left_out": 0, "tasks": [PLACE]}
@@ -32,6 +33,19 @@ def backend(unique: str) -> InMemory:
 
 
 class TestShown:
+    def test_what_passed_between_components_is_read_as_it_was_written(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        assert store.notes.get(EDGES) is None
+        edges = (EdgeTuples("lines", "default", "split", 7), EdgeTuples("split", "late", "count", 0))
+        seen = Assignment(Txid(3), attempt_id(1, 7), NOON, (), edges=edges)
+        store.notes.put(EDGES, seen)
+        assert backend.store().notes.get(EDGES) == seen
+        backend.put(
+            "edges", b'{"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "edges": [["a"]]}'
+        )
+        with pytest.raises(CorruptStateError, match="expected what passed on an edge"):
+            store.notes.get(EDGES)
+
     def test_why_a_batch_fails_is_read_as_it_was_written(self, backend: Backend) -> None:
         store = leader_of(backend)
         assert store.notes.get(FAILING) is None

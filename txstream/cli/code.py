@@ -41,6 +41,11 @@ def remember_code(settings: Settings, topology_id: str, target: str, parameters:
         file.write_text(json.dumps({"target": target, "parameters": list(parameters)}), encoding="utf-8")
 
 
+def is_code_known(settings: Settings, topology_id: str) -> bool:
+    """Whether a run from this folder has noted its code."""
+    return _file(settings, topology_id).is_file()
+
+
 def find_code(
     cli: Cli, topology_id: str, target: str | None, parameters: Sequence[str] | None
 ) -> tuple[Topology, str]:

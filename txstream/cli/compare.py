@@ -273,6 +273,7 @@ def _tell(
         "true_totals": true_totals(truth, columns),
         "semantics": found,
     }
+    _keep(here, document, topology, outcomes)
     if page is not None:
         from txstream.compare.page import html
 
@@ -288,6 +289,29 @@ def _tell(
             here.cli.print(f"nothing was shown: {document['nothing_shown']}")
     is_exact = all(found[semantics]["exact"] for semantics in _EXACT)
     return 0 if is_exact and not document["nothing_shown"] else 1
+
+
+def _keep(
+    here: Comparison, document: Mapping[str, Any], topology: Topology, outcomes: Mapping[str, Outcome]
+) -> None:
+    """Keep the comparison for `txstream ui`."""
+    from txstream.compare.kept import keep
+    from txstream.compare.page import drawn_charts
+    from txstream.compare.report import in_a_sentence, side_by_side
+    from txstream.inspect.json_documents import document as document_of
+
+    found = document["semantics"]
+    shown_there = {
+        "faults_in_words": [str(fault) for fault in here.faults],
+        "told": {name: in_a_sentence(one) for name, one in found.items()},
+        "side_by_side": side_by_side(found),
+        "description": topology.describe(),
+        "charts": drawn_charts(outcomes),
+    }
+    try:
+        keep(here.settings.data_dir, document_of({**document, **shown_there}))
+    except OSError as error:
+        here.cli.say(f"txstream: the comparison was not kept for `txstream ui`: {error}")
 
 
 def _print(here: Comparison, document: Mapping[str, Any]) -> None:

@@ -71,8 +71,13 @@ def ui(
     settings.require_zookeeper()
 
     def code(topology_id: str) -> Topology:
-        from txstream.cli.code import find_code
+        from txstream.cli.code import find_code, is_code_known
 
+        if not is_code_known(settings, topology_id):
+            raise UsageError(
+                f"the code of topology {topology_id!r} is not known here; start `txstream ui` in the folder "
+                "from which it was last run"
+            )
         # It would say on the terminal, at every page, which code it has found.
         return find_code(Cli(settings, quiet=True), topology_id, None, None)[0]
 

@@ -33,6 +33,17 @@ def charts(outcomes: Sequence[Outcome]) -> list[Chart]:
     )
 
 
+def drawn_charts(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
+    """Return the chart of each run as SVG."""
+    return {
+        name: timeline.svg(
+            chart,
+            f"{name}: {len(chart.columns)} attempts, by time, over {len(chart.rows)} partitions",
+        )
+        for name, chart in zip(outcomes, charts(list(outcomes.values())), strict=True)
+    }
+
+
 def html(
     document: Mapping[str, Any], faults: Sequence[object], outcomes: Mapping[str, Outcome], topology: Topology
 ) -> str:
@@ -43,18 +54,11 @@ def html(
         strict_undefined=True,
     )
     runs = document["semantics"]
-    drawn = {
-        name: timeline.svg(
-            chart,
-            f"{name}: {len(chart.columns)} attempts, by time, over {len(chart.rows)} partitions",
-        )
-        for name, chart in zip(outcomes, charts(list(outcomes.values())), strict=True)
-    }
     page: str = template.render(
         document=document,
         faults=faults,
         runs=runs,
-        charts=drawn,
+        charts=drawn_charts(outcomes),
         look=timeline.look(),
         legend=timeline.legend(compared=True),
         rows=side_by_side(runs),

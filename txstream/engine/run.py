@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,11 +26,12 @@ from txstream.engine.start.driver import Driver, RunnerFactory, Tier
 from txstream.engine.start.run_services import RunServices
 from txstream.engine.tracked.tier import TrackedTier
 from txstream.fault_points import PointListener, nobody_listens
-from txstream.notebook import html_table
+from txstream.notebook import html_table, in_notebook, show_live
 from txstream.report import RunProgress, RunReport
 from txstream.settings import Settings
 from txstream.tracing import tracing_watcher
 from txstream.waiting import RunAbortedError, WaitStoppedError
+from txstream.wording import counted
 from txstream.zookeeper.paths import with_remedy
 
 if TYPE_CHECKING:
@@ -91,8 +94,31 @@ class RunningTopology:
         state = self.state if self._error is None else f"failed with {type(self._error).__name__}"
         return f"<RunningTopology {self.topology.id}: {state}, txid {self.progress.committed_txid} committed>"
 
+    def _ipython_display_(self) -> None:
+        """In a notebook, show progress until the run has ended, in place; elsewhere what `repr` says."""
+        if in_notebook():
+            show_live(self._repr_html_, lambda: self.is_running)
+        else:
+            sys.stdout.write(f"{self!r}\n")
+
+    def _line_html(self) -> str:
+        """The present progress in one line of HTML."""
+        now = self.progress
+        if now.trees is not None:
+            told = [
+                f"{now.trees.open:,} trees open",
+                f"{now.trees.acked:,} acked",
+                f"{now.trees.failed:,} failed",
+            ]
+        else:
+            told = [f"txid {now.committed_txid} committed", counted(now.records, "record")]
+            told += [] if now.lag_records is None else [f"{now.lag_records:,} to go"]
+            told += [counted(now.failed_attempts, "failed attempt")] if now.failed_attempts else []
+        told.append(f"{now.seconds:.0f} s")
+        return f"<div>{escape(f'{self.topology.id}: {self.state}, ' + ', '.join(told))}</div>"
+
     def _repr_html_(self) -> str:
-        """In a notebook: the present progress, which is not updated, or the report once the run has ended."""
+        """The present progress as HTML, or the report once the run has ended."""
         if self._report is not None:
             return self._report._repr_html_()
         progress = self.progress
@@ -284,12 +310,15 @@ def run(
     until_txid: int | None = None,
     wait_for_leadership: bool = True,
 ) -> RunReport:
-    """Start a topology and wait for its end; see `start`. Raises the error that ended the run."""
+    """Start a topology and wait for its end; see `start`. Raises the error that ended the run. In a notebook
+    it shows a line of progress meanwhile."""
     if until_txid is not None and until == CAUGHT_UP:
         until = None
     running = start(
         topology, spark, settings, until=until, until_txid=until_txid, wait_for_leadership=wait_for_leadership
     )
+    if in_notebook():
+        show_live(running._line_html, lambda: running.is_running)
     try:
         return running.wait()
     except BaseException:

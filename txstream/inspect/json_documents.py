@@ -129,6 +129,7 @@ def details_document(details: BatchDetails) -> dict[str, Any]:
                 else {held.partition: plain_range(held.meta) for held in one.ranges},
                 "left_out": list(one.left_out),
                 "more": one.more,
+                "traceback": one.traceback,
             }
             for one in details.failed_attempts
         ],

@@ -256,6 +256,7 @@ def failed_attempts(found: LedgerEntry) -> list[FailedAttempt]:
                 str(one.get("error")),
                 _time(one.get("failed_at")),
                 **_held(one, found.metas),
+                traceback=None if one.get("traceback") is None else str(one["traceback"]),
             )
             for one in listed
             if isinstance(one, Mapping)

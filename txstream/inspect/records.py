@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from txstream.failing_batch import FailingBatch, Wait
-from txstream.notebook import Tabular
+from txstream.notebook import Tabular, load_plot
 from txstream.semantics import Semantics
 from txstream.transaction import AttemptId, Epoch, Txid
 
@@ -217,10 +217,6 @@ class Batch:
         return sum(entry.keys for entry in self.entries)
 
 
-PHASES = ("plan", "persist", "job", "merge", "commit_bolts", "commit")
-"""The steps of a batch that follow each other, as the ledger times them."""
-
-
 class Batches(Tabular, list[Batch]):
     """Batches, oldest first: a list, and a table."""
 
@@ -239,30 +235,19 @@ class Batches(Tabular, list[Batch]):
 
     def plot(self) -> Figure:
         """Return a figure of records per second and of the seconds of each phase, by txid. Needs matplotlib,
-        which the extra `svg` installs."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9, 6), layout="constrained")
-        rates, phases = figure.subplots(2, 1, sharex=True)
+        which the extra `svg` installs; raises UsageError without."""
+        plot_batches = load_plot()
         ended = [one.first.committed_at for one in self]
         pairs = [
             (one, (now - before).total_seconds())
             for one, before, now in zip(self[1:], ended, ended[1:], strict=False)
             if before is not None and now is not None and now > before
         ]
-        rates.plot([one.txid for one, _ in pairs], [one.first.tuples / passed for one, passed in pairs])
-        rates.set_ylabel("records/s")
-        below = [0.0] * len(self)
-        for phase in PHASES:
-            seconds = [(one.first.details.get("timings") or {}).get(phase, 0.0) for one in self]
-            if any(seconds):
-                phases.bar([one.txid for one in self], seconds, bottom=below, label=phase)
-                below = [low + more for low, more in zip(below, seconds, strict=True)]
-        phases.set_ylabel("seconds")
-        phases.set_xlabel("txid")
-        if any(below):
-            phases.legend()
-        return figure
+        return plot_batches(
+            [one.txid for one in self],
+            [(one.txid, one.first.tuples / passed) for one, passed in pairs],
+            [one.first.details.get("timings") or {} for one in self],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +271,7 @@ class PartitionRange:
 class FailedAttempt:
     """An attempt of a batch that failed before another one committed it. `ranges` is what it held, or None if
     unknown. `left_out` are the partitions that it left out. `more` counts the ranges and left-out partitions
-    for which the ledger had no room."""
+    for which the ledger had no room. `traceback` is that of user code, which only the newest has."""
 
     attempt: AttemptId | None
     error: str
@@ -294,6 +279,7 @@ class FailedAttempt:
     ranges: tuple[PartitionRange, ...] | None = None
     left_out: tuple[str, ...] = ()
     more: int = 0
+    traceback: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,11 +190,13 @@ def _unavailable(name: str, answer: Unavailable) -> Finding:
 @dataclass(frozen=True, slots=True)
 class SourceNow:
     """`lag_records` are those after the last committed batch, `unavailable` the partitions that cannot be
-    read now, with the reasons. If the lag is None, `unknown` says why, unless it is for these partitions."""
+    read now, with the reasons, `lags` the lag of each partition. If the lag is None, `unknown` says why,
+    unless it is for these partitions."""
 
     lag_records: int | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)
     unknown: str | None = None
+    lags: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 def begin_to_ask(settings: Settings, snapshot: Snapshot) -> Callable[[], SourceNow]:
@@ -242,7 +244,13 @@ def source_now(settings: Settings, snapshot: Snapshot) -> SourceNow:
                 return SourceNow(unavailable=away)
             if committed is not None and None in positions(committed.metas).values():
                 return SourceNow(unknown="it is not decided yet where each partition begins")
-            return SourceNow(coordinator.lag_records(places, coordinator.targets()))
+            targets = coordinator.targets()
+            lags = {
+                name: coordinator.lag_records({name: places[name]} if name in places else {}, {name: end})
+                for name, end in targets.items()
+            }
+            known = {name: lag for name, lag in lags.items() if lag is not None}
+            return SourceNow(coordinator.lag_records(places, targets), lags=known)
     except TxstreamError as error:
         return SourceNow(unknown=str(error))
 

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 
 from txstream.api.errors import TxstreamError, UsageError
 from txstream.ui import views
+from txstream.ui.comparing import FAULTS
 from txstream.ui.guard import COOKIE, Guard, cookie_of, is_same
 from txstream.ui.live import MOST_PAGES, Live
 from txstream.ui.pages import Pages, address
@@ -43,6 +44,8 @@ _STATIC = {
     "icon.svg": "image/svg+xml",
 }
 _MOST_FORM_BYTES = 64 * 1024
+
+_COMPARED = ("target", "parameters", "topic", "records", "faults")
 
 Form = Mapping[str, list[str]]
 
@@ -88,6 +91,9 @@ class App:
             f"{one}/graph": self._graph,
             f"{one}/graph.svg": self._graph_svg,
             f"{one}/ask/{{kind}}": self._question,
+            "/compare": self._compare,
+            "/compare/ask": self._compare_question,
+            "/compare/{name}": self._comparison,
         }
         answered = {
             "/api/topologies": lambda _: views.topologies(site),
@@ -103,11 +109,17 @@ class App:
                 site, _id(request), _number(request, "before")
             ),
             f"/api{one}/trust": lambda request: views.trust(site, _id(request)),
+            f"/api{one}/graph": lambda request: views.edges(site, _id(request)),
             f"/api{one}/state": lambda request: views.state(site, _id(request)),
-            f"/api{one}/state/{{table}}": lambda request: views.table(site, *_table_of(request)),
+            f"/api{one}/state/{{table}}": lambda request: views.table(
+                site, *_table_of(request), _number(request, "txid")
+            ),
+            "/api/compare": lambda _: views.comparisons(site),
+            "/api/compare/{name}": lambda request: views.comparison(site, request.path_params["name"]),
             "/api/overview": lambda _: views.overview(site),
         }
         done = {
+            "/compare": self._compare_now,
             f"{one}/fsck": self._fsck,
             f"{one}/ask/{{kind}}": self._act,
             f"{one}/batches/{{txid:int}}/again": self._again,
@@ -190,8 +202,9 @@ class App:
 
     def _table(self, request: Request, **more: Any) -> Response:
         topology_id, name, key, place = _table_of(request)
-        found = views.table(self.site, topology_id, name, key, place)
-        data = address(topology_id, "state", name, api=True, key=key, place=place)
+        txid = _number(request, "txid")
+        found = views.table(self.site, topology_id, name, key, place, txid)
+        data = address(topology_id, "state", name, api=True, key=key, place=place, txid=txid)
         return self._one(
             "table", topology_id, "state", table=found, data=data, live=None, **({"why": None} | more)
         )
@@ -207,12 +220,21 @@ class App:
                 problem = str(error)
         else:
             problem = "the drawing runs the topology's code, which needs --allow-operate"
-        tasks = views.tasks(self.site, topology_id)
-        return self._one("graph", topology_id, "graph", tasks=tasks, problem=problem, text=text, data=None)
+        found = views.edges(self.site, topology_id)
+        return self._one("graph", topology_id, "graph", graph=found, problem=problem, text=text)
 
     def _graph_svg(self, request: Request) -> Response:
         self._require_operate()
         return Response(views.graph(self.site, _id(request)), media_type="image/svg+xml")
+
+    def _compare(self, request: Request) -> Response:
+        found = views.comparisons(self.site)
+        return self._pages.show("compare", found=found, faults=FAULTS, live="", data="/api/compare")
+
+    def _comparison(self, request: Request) -> Response:
+        name = str(request.path_params["name"])
+        found = views.comparison(self.site, name)
+        return self._pages.show("comparison", found=found, data=f"/api/compare/{name}")
 
     def _one(self, view: str, topology_id: str, tab: str, **values: Any) -> Response:
         """Show a view of one topology. Its JSON has the same address below /api, unless `data` says else."""
@@ -231,6 +253,19 @@ class App:
             "question", topology_id, "", kind=kind, question=question, components=components, live=None,
             data=None,
         )  # fmt: skip
+
+    def _compare_question(self, request: Request) -> Response:
+        self._require_operate()
+        asked = {name: request.query_params.getlist(name) for name in _COMPARED}
+        words = self.site.comparing.words_of(asked)
+        return self._pages.show("compare_question", words=words, asked=asked)
+
+    def _compare_now(self, request: Request, form: Form) -> Response:
+        self._require_operate()
+        self.site.comparing.start(
+            self.site.comparing.words_of({name: form.get(name, []) for name in _COMPARED})
+        )
+        return RedirectResponse("/compare", 303)
 
     def _act(self, request: Request, form: Form) -> Response:
         self._require_operate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from importlib.resources import files
+from shlex import join
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -12,7 +13,9 @@ from mako.lookup import TemplateLookup
 from starlette.responses import HTMLResponse, Response
 
 import txstream
+from txstream.api.tuples import DEFAULT_STREAM
 from txstream.drawing import timeline
+from txstream.drawing.graph import Edge, Node, svg as draw
 from txstream.ui.timeline import STEPS
 from txstream.ui.views import shown_attempt
 from txstream.wording import counted, in_order, shown
@@ -41,8 +44,10 @@ class Pages:
             "shown": shown,
             "seconds": seconds,
             "told": told,
-            "legend": lambda: timeline.legend(compared=False),
+            "legend": timeline.legend,
             "svg": timeline.svg,
+            "flow": flow,
+            "join": join,
             "STEPS": STEPS,
             # What a page of one topology has, and others lack.
             "id": None,
@@ -62,6 +67,32 @@ def address(topology_id: str, *parts: str, api: bool = False, **query: Any) -> s
     path = "/".join(quote(part, safe="") for part in ("topologies", topology_id, *parts))
     asked: Mapping[str, Any] = {name: value for name, value in query.items() if value not in (None, [], "")}
     return f"{'/api' if api else ''}/{path}{'?' if asked else ''}{urlencode(asked, doseq=True)}"
+
+
+def flow(graph: Mapping[str, Any]) -> str:
+    """Return the drawing of `views.edges`."""
+    slowest, edges = graph["slowest"]["component"], graph["edges"]
+    told = {one["component"]: one for one in graph["components"]}
+    names = dict.fromkeys([*told, *(one[end] for one in edges for end in ("source", "target"))])
+    nodes = []
+    for name in names:
+        lines: list[str] = []
+        if name in told:
+            one = told[name]
+            lines = [
+                f"{counted(one['tuples'], 'tuple')} in {seconds(one['seconds'])}",
+                f"{counted(one['tasks'], 'task')}, longest {seconds(one['longest_seconds'])}",
+            ]
+        nodes.append(Node(name, tuple(lines), is_slowest=name == slowest))
+    drawn = [
+        Edge(
+            one["source"],
+            one["target"],
+            shown(one["tuples"]) + ("" if one["stream"] == DEFAULT_STREAM else f" ({one['stream']})"),
+        )
+        for one in edges
+    ]
+    return draw(nodes, drawn, f"{len(nodes)} components and {len(drawn)} edges, which tables below have, too")
 
 
 def age(number: float | None) -> str:

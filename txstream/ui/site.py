@@ -23,6 +23,7 @@ from txstream.inspect.databases import UnknownTopologyError, open_zookeeper
 from txstream.inspect.overview import look, topologies_in
 from txstream.inspect.standing import Standing, standing_of
 from txstream.settings import Settings
+from txstream.ui.comparing import Comparing
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
@@ -55,6 +56,7 @@ class Site:
         seconds = min(settings.connect_timeout_seconds, _PATIENCE_SECONDS)
         self.settings = replace(settings, connect_timeout_seconds=seconds)
         self._code = code
+        self.comparing = Comparing(settings)
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._session: tuple[ZooKeeper, contextlib.ExitStack] | None = None
@@ -88,6 +90,7 @@ class Site:
             raise
 
     def close(self) -> None:
+        self.comparing.close()
         if self._session is not None:
             self._drop(self._session)
 
@@ -145,7 +148,8 @@ class Site:
         def read() -> str:
             with self.zookeeper() as zookeeper:
                 ids = zookeeper.topologies() if topology_id is None else [topology_id]
-                return repr([_mark_of(zookeeper, one) for one in ids])
+                about = "" if topology_id is not None else self.comparing.mark()
+                return about + repr([_mark_of(zookeeper, one) for one in ids])
 
         try:
             return self.memo(("mark", topology_id), read, _FRESH_SECONDS / 2)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from txstream.inspect.records import Batch, PartitionRange
 
 STEPS = ("plan", "process", "wait", "commit")
+_CUT_ABOVE = 6
 _USUAL_GAPS = 8  # a pause is drawn if it is so much longer than most gaps between two attempts
 
 
@@ -56,6 +57,14 @@ class Drawn:
     @property
     def longest(self) -> float:
         return max((sum(one.seconds.values()) for one in self.bars), default=0.0)
+
+    @property
+    def full(self) -> float:
+        """The seconds of a bar of full height: the longest, unless few are so long that no other would be
+        seen. Longer ones are cut."""
+        totals = sorted(sum(one.seconds.values()) for one in self.bars)
+        usual = totals[len(totals) * 3 // 4] if totals else 0.0
+        return self.longest if self.longest <= _CUT_ABOVE * usual else 2 * usual
 
 
 def drawn(batches: Sequence[Batch]) -> Drawn | None:

@@ -15,7 +15,9 @@
   const inUse = () => {
     const selection = document.getSelection();
     const at = document.activeElement;
-    return (selection && !selection.isCollapsed) || (at && at.matches("#view input, #view button"));
+    const fields = [...view().querySelectorAll("input")];
+    return (selection && !selection.isCollapsed) || fields.some((one) => one.value !== one.defaultValue)
+      || (at && at.matches("#view input, #view button, #view select"));
   };
 
   const swap = (fresh) => {

@@ -5,17 +5,22 @@ Every function reads through a `Site`, and raises what inspection raises.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txstream import inspect
 from txstream.api.errors import ServiceUnavailableError, StateTableError, TxstreamError, UsageError
 from txstream.asking import NotRunningError
+from txstream.compare import kept
+from txstream.drawing.graph import layers_of
 from txstream.inspect.json_documents import (
     batch_document,
     details_document,
@@ -42,6 +47,7 @@ _RECENT = 20
 _MOST_ROWS = 50
 _MOST_PARTITIONS = 100
 _MOST_LETTERS = 20
+_ALIKE = 80  # characters; what follows may be the data
 
 
 # --- the JSON of commands ----------------------------------------------------------------------------------
@@ -167,7 +173,7 @@ def standing_row(site: Site, found: Standing) -> dict[str, Any]:
         "dead_letters": found.dead_letters,
         "leader": status.leader,
         "standbys": [one.driver for one in status.standbys],
-        "waiting": [str(one) for one in status.waiting],
+        "waiting": _waits(found),
         "paused": None if paused is None else paused.shown,
         "failing": None if status.failing is None else failing_document(status.failing),
         "missing": [str(one) for one in found.missing],
@@ -175,12 +181,18 @@ def standing_row(site: Site, found: Standing) -> dict[str, Any]:
     }
 
 
+def _waits(found: Standing) -> list[str]:
+    """Return what the leader waits for, other than the end of a pause, which is told by itself."""
+    paused = found.snapshot.in_force.paused is not None
+    return [str(one) for one in found.status.waiting if not (paused and one.because.startswith("paused by"))]
+
+
 def state_of(found: Standing) -> str:
     """Return one word, or two, for how a topology is."""
     status = found.status
     if status.leader is None:
         return "not running"
-    if status.waiting:
+    if _waits(found):
         return "waiting"
     if status.failing is not None:
         return "failing"
@@ -243,8 +255,11 @@ def source(site: Site, topology_id: str) -> dict[str, Any]:
         for name, meta in part_of(one.first.metas, "partitions").items():
             if isinstance(meta, Mapping) and isinstance(meta.get("end"), int):
                 read[name] += meta["end"] - int(meta.get("start") or 0)
-    names = sorted({*found.status.positions, *since}, key=in_order)
-    shown = sorted(names, key=lambda name: (name not in since, -read[name], in_order(name)))
+    names = {*found.status.positions, *since, *found.source.lags}
+    lags = found.source.lags
+    shown = sorted(
+        names, key=lambda name: (name not in since, -lags.get(name, 0), -read[name], in_order(name))
+    )
     return {
         "topology": topology_id,
         "spout": found.status.spout,
@@ -256,6 +271,7 @@ def source(site: Site, topology_id: str) -> dict[str, Any]:
             {
                 "partition": name,
                 "next": document(found.status.positions.get(name)),
+                "lag_records": lags.get(name),
                 "records_recently": read[name],
                 "away": since.get(name),
             }
@@ -278,9 +294,15 @@ def failures(site: Site, topology_id: str, before: int | None = None) -> dict[st
     reasons: dict[str, dict[str, Any]] = {}
     for one in looked:
         for failed in max((failed_attempts(entry) for entry in one.entries), key=len):
-            group = reasons.setdefault(reason_of(failed.error), {"attempts": 0, "txids": []})
+            reason = reason_of(failed.error)
+            component, exception = _raised(reason)
+            # What differs in numbers alone, as the offset of a record, is one reason.
+            alike = f"{component}: {exception}" if exception else re.sub(r"\d+", "N", reason)[:_ALIKE]
+            group = reasons.setdefault(
+                alike, {"component": component, "exception": exception, "attempts": 0, "txids": []}
+            )
             group["attempts"] += 1
-            group |= {"last": document(failed.failed_at), "error": failed.error}
+            group |= {"last": document(failed.failed_at), "error": failed.error, "reason": reason}
             if group["txids"][-1:] != [one.txid]:
                 group["txids"].append(one.txid)
     letters = site.memo(
@@ -297,10 +319,10 @@ def failures(site: Site, topology_id: str, before: int | None = None) -> dict[st
         "older": looked[0].txid if looked and looked[0].txid > 1 and len(looked) == LOOKED_BACK else None,
         "reasons": sorted(
             (
-                {"reason": reason, **group, "batches": len(group["txids"]), "txids": group["txids"][-12:]}
-                for reason, group in reasons.items()
+                {**group, "batches": len(group["txids"]), "txids": group["txids"][-12:]}
+                for group in reasons.values()
             ),
-            key=lambda group: -group["attempts"],
+            key=lambda group: (group["component"] or "", group["exception"] or "", -group["attempts"]),
         ),
         "dead_letters": [
             {
@@ -317,6 +339,12 @@ def failures(site: Site, topology_id: str, before: int | None = None) -> dict[st
         ],
         "missing": [str(one) for one in missing],
     }
+
+
+def _raised(reason: str) -> tuple[str | None, str | None]:
+    """Return the component and the exception's class that a reason names, as executors report it."""
+    found = re.match(r"component '([^']*)': (?:(\w+(?:\.\w+)*):)?", reason)
+    return (None, None) if found is None else (found[1], found[2])
 
 
 def trust(site: Site, topology_id: str) -> dict[str, Any]:
@@ -378,8 +406,10 @@ def table(
     name: str,
     key: Sequence[str] = (),
     place: str | None = None,
+    txid: int | None = None,
 ) -> dict[str, Any]:
-    """Return the rows with the greatest values of a table, or the row of a key, by its columns."""
+    """Return the rows with the greatest values of a table, or the row of a key, by its columns; with `txid`,
+    also what that batch changed in it."""
     if key:
         rows = inspect.get(topology_id, name, key, site.settings, database=place, parse=True)
     else:
@@ -398,6 +428,9 @@ def table(
         "key": list(key),
         "rows": [flat_row(row, rows.semantics) for row in rows.rows],
         "notes": list(rows.notes),
+        "diff": None
+        if txid is None
+        else document(inspect.diff(topology_id, name, txid, site.settings, database=place, limit=_MOST_ROWS)),
     }
 
 
@@ -431,26 +464,75 @@ def graph(site: Site, topology_id: str) -> bytes:
     return site.memo(("graph", topology_id), lambda: draw_topology(made), 3600.0)
 
 
-def tasks(site: Site, topology_id: str) -> list[dict[str, Any]]:
-    """Return the tasks of a recent batch by component, as the leader noted them: the slowest first."""
+def edges(site: Site, topology_id: str) -> dict[str, Any]:
+    """Return the components of a recent batch with what their tasks took, and what passed between them, as
+    the leader noted it. `slowest` is the component and the task that took longest."""
     from txstream.batch_metas import MetaCodec
-    from txstream.zookeeper import ASSIGNMENT, Paths
+    from txstream.zookeeper import ASSIGNMENT, EDGES, Paths
 
     with site.zookeeper() as zookeeper:
-        assignment = zookeeper.progress(topology_id, MetaCodec(Paths)).notes.get(ASSIGNMENT)
-    if assignment is None:
-        return []
+        if topology_id not in zookeeper.topologies():
+            raise inspect.UnknownTopologyError(topology_id)
+        notes = zookeeper.progress(topology_id, MetaCodec(Paths)).notes
+        seen, passed = notes.get(ASSIGNMENT), notes.get(EDGES)
+    places = () if seen is None else seen.in_order()
     found: dict[str, dict[str, Any]] = {}
-    for place in assignment.in_order():
+    for place in places:
         row = found.setdefault(
             place.component,
-            {"component": place.component, "tasks": 0, "tuples": 0, "seconds": 0.0, "slowest": place.task},
+            {"component": place.component, "tasks": 0, "tuples": 0, "seconds": 0.0, "longest_seconds": 0.0}
+            | {"longest_task": place.task, "host": place.host},
         )
         row["tasks"] += 1
         row["tuples"] += place.tuples
-        if place.seconds > row["seconds"]:
-            row |= {"seconds": place.seconds, "slowest": place.task, "host": place.host}
-    return list(found.values())
+        row["seconds"] = round(row["seconds"] + place.seconds, 6)
+        if place.seconds > row["longest_seconds"]:
+            row |= {"longest_seconds": place.seconds, "longest_task": place.task, "host": place.host}
+    edges = [] if passed is None else [one._asdict() for one in passed.edges]
+    pairs = [(one["source"], one["target"]) for one in edges]
+    layers = layers_of([*dict.fromkeys([*found, *(name for pair in pairs for name in pair)])], pairs)
+    longest = max(places, key=lambda place: place.seconds, default=None)
+    return {
+        "topology": topology_id,
+        "txid": None if seen is None else seen.txid,
+        "at": None if seen is None else document(seen.at),
+        "left_out": 0 if seen is None else seen.left_out,
+        "components": sorted(found.values(), key=lambda one: layers[one["component"]]),
+        "slowest": None if longest is None else {"component": longest.component, "task": longest.task},
+        "edges": sorted(edges, key=lambda one: (layers[one["source"]], layers[one["target"]])),
+    }
+
+
+def comparisons(site: Site) -> dict[str, Any]:
+    """Return the comparisons that are kept, the newest first, and the one that was started from this page."""
+    one = site.comparing.started
+    folder = site.settings.data_dir
+    return {
+        "kept": [
+            site.memo(("compared", name), partial(_in_short, folder, name), 3600.0)
+            for name in kept.kept(folder)
+        ],
+        "started": None
+        if one is None
+        else {
+            "command": one.command,
+            "since": document(one.since),
+            "status": one.status,
+            "lines": list(one.lines),
+        },
+    }
+
+
+def _in_short(folder: Path, name: str) -> dict[str, Any]:
+    found = kept.read(folder, name)
+    fields = ("topology", "date", "command", "told")
+    exact = {semantics: bool(one["exact"]) for semantics, one in found["semantics"].items()}
+    return {"name": name, "exact": exact, **{field: found[field] for field in fields}}
+
+
+def comparison(site: Site, name: str) -> dict[str, Any]:
+    """Return a comparison that is kept: what `txstream compare --json` printed, and its charts as SVG."""
+    return kept.read(site.settings.data_dir, name)
 
 
 def shown_attempt(attempt: int) -> str:
@@ -484,6 +566,7 @@ STATUS_OF = (
     (inspect.UnknownTopologyError, 404),
     (inspect.UnknownTxidError, 404),
     (StateTableError, 404),
+    (kept.UnknownComparisonError, 404),
     (NotRunningError, 409),
     (UsageError, 400),
     (ServiceUnavailableError, 503),

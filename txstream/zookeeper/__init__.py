@@ -6,7 +6,7 @@ from txstream.zookeeper.client import ZooKeeper, ZooKeeperProgress
 from txstream.zookeeper.identity import FORMAT, Identity
 from txstream.zookeeper.leadership import Leadership
 from txstream.zookeeper.memory import MemoryProgress, MemoryTree
-from txstream.zookeeper.notes import ASSIGNMENT, FAILING, LETTERS_SENT, TREES, WAITING
+from txstream.zookeeper.notes import ASSIGNMENT, EDGES, FAILING, LETTERS_SENT, TREES, WAITING
 from txstream.zookeeper.paths import ROOT, Paths
 from txstream.zookeeper.progress import ProgressStore
 from txstream.zookeeper.request_queue import OperatorRequests
@@ -16,6 +16,7 @@ from txstream.zookeeper.znode_values import Progress, StoredBatch
 
 __all__ = [
     "ASSIGNMENT",
+    "EDGES",
     "FAILING",
     "FORMAT",
     "LETTERS_SENT",

@@ -22,9 +22,9 @@ from txstream.zookeeper.tree import Check, LostAnswerError, Operation, RefusedEr
 from txstream.zookeeper.znode_values import MAX_EPOCH, StoredEpoch
 
 # Called with "before" or "after" and the write's name (create_identity, replace_identity, mend, claim_epoch,
-# persist, amend, advance, answer_request, write_assignment, write_failing, write_waiting, write_trees,
-# outdate, rebuild, delete). The write raises the hook's error: LostAnswerError is a lost answer, any other a
-# crash.
+# persist, amend, advance, answer_request, write_assignment, write_edges, write_failing, write_waiting,
+# write_trees, outdate, rebuild, delete). The write raises the hook's error: LostAnswerError is a lost answer,
+# any other a crash.
 Hook = Callable[[str, str], None]
 
 # Each lost race means that another driver made progress; this many in a row are no race.

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from txstream.api.errors import CorruptStateError
 from txstream.batch_metas import to_json
 from txstream.failing_batch import FailingBatch, Wait
-from txstream.placement import Assignment, TaskPlace
+from txstream.placement import Assignment, EdgeTuples, TaskPlace
 from txstream.transaction import FIRST_TXID, Epoch, Txid
 from txstream.zookeeper.fenced_tree import FencedTree
 from txstream.zookeeper.paths import Paths
@@ -148,7 +148,7 @@ def _decode_assignment(data: bytes, path: str) -> tuple[None, Assignment]:
         take_time(document, "at", path),
         tuple(_task_place(task, path) for task in take(document, "tasks", list, path)),
         left_out,
-        take(document, "by_residents", bool, path),
+        by_residents=take(document, "by_residents", bool, path),
     )
 
 
@@ -224,8 +224,33 @@ def _decode_waiting(data: bytes, path: str) -> tuple[Epoch, Sequence[Wait]]:
     return Epoch(take(document, "epoch", int, path)), tuple(found)
 
 
+def _decode_edges(data: bytes, path: str) -> tuple[None, Assignment]:
+    document = parse_object(data, path, {"txid", "attempt", "at", "edges"})
+    edges: list[EdgeTuples] = []
+    for one in take(document, "edges", list, path):
+        if not (isinstance(one, list) and [*map(type, one)] == [str, str, str, int] and one[-1] >= 0):
+            raise CorruptStateError(f"{path}: expected what passed on an edge, found {one!r:.200}")
+        edges.append(EdgeTuples(*one))
+    return None, Assignment(
+        Txid(take(document, "txid", int, path)),
+        take_attempt(document, path),
+        take_time(document, "at", path),
+        (),
+        edges=tuple(edges),
+    )
+
+
 ASSIGNMENT = Note("assignment", _encode_assignment, _decode_assignment)
 """Where the tasks of a recent batch ran."""
+EDGES = Note[Assignment](
+    "edges",
+    lambda seen, _: to_json(
+        {"txid": seen.txid, "attempt": seen.attempt, "at": seen.at.isoformat(), "edges": list(seen.edges)}
+    ).encode(),
+    _decode_edges,
+)
+"""How many tuples passed between the components of that batch; its tasks are in `ASSIGNMENT`, which drivers
+of before read, too."""
 FAILING = Note("failing", _encode_failing, _decode_failing)
 """Why a batch fails."""
 WAITING = Note("waiting", _encode_waiting, _decode_waiting)

@@ -36,8 +36,9 @@ class BatchResult:
 
     `places` are the tasks that ran. `written` is the number of rows that they wrote through a `MapState`,
     `written_by` the digests of those rows, by component and state. `crossing` counts the tuples sent into the
-    commit phase. `kept` is the runner's own: what the commit phase reads, until `release`. `tracked` is what
-    Spark tasks report of trees of tuples. `by_residents` says that Spark tasks that stay ran it.
+    commit phase, `edges` those that each subscription received. `kept` is the runner's own: what the commit
+    phase reads, until `release`. `tracked` is what Spark tasks report of trees of tuples. `by_residents` says
+    that Spark tasks that stay ran it.
     """
 
     deltas: Mapping[str, list[pa.Table]]
@@ -53,6 +54,7 @@ class BatchResult:
     written: int = 0
     written_by: Mapping[tuple[str, str], TableDigest] = field(default_factory=dict)
     tracked: Sequence[Tracked] = ()
+    edges: EdgeCount = field(default_factory=Counter)
     by_residents: bool = False
 
 

@@ -47,6 +47,7 @@ def collect_result(
     emitted: list[Emitted] = []
     places: list[TaskPlace] = []
     under_way: EdgeCount = Counter(crossing or {})
+    received: EdgeCount = Counter()
     records, read_seconds, process_seconds = 0, 0.0, 0.0
     answers = list(answers)
     written = added_up(one for answer in answers for one in answer.written.items())
@@ -60,6 +61,7 @@ def collect_result(
             deltas.setdefault(component, []).append(table)
         under_way.update(answer.sent)
         under_way.subtract(answer.received)
+        received.update(answer.received)
     # A tracked tuple that is lost leaves its own tree open. The other trees go on.
     if not plan.fed:
         later = {bolt.id for bolt in plan.bolts if bolt.in_commit} if crossing is None else set()
@@ -78,4 +80,5 @@ def collect_result(
         sum(digest.rows for digest in written.values()),
         written,
         [answer.tracked for answer in answers if answer.tracked is not None],
+        received,
     )

@@ -22,6 +22,7 @@ from txstream.engine.commit.committer import BatchCommitter, Committing, Prepare
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.workers import Lane
 from txstream.fault_points import Point
+from txstream.placement import EdgeTuples
 from txstream.report import Statistics
 from txstream.transaction import TransactionAttempt
 
@@ -146,8 +147,12 @@ class CommitPhase:
             if not self._has_bolts:
                 self._watcher.bolts_committed(attempt, finished)
             self._watcher.wrote(attempt, deltas, batch.letters)
+            edges = [
+                EdgeTuples(edge.source, edge.stream, edge.component, tuples)
+                for edge, tuples in (batch.result.edges + finished.edges).items()
+            ]
             places = [*batch.result.places, *finished.places]
-            self._statistics.saw(attempt, places, by_residents=batch.result.by_residents)
+            self._statistics.saw(attempt, places, edges, by_residents=batch.result.by_residents)
             self._batches.carry_out(self._batches.coordinator.ack(attempt))
 
         self._submit(attempt, work, done)

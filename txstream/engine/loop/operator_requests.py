@@ -24,7 +24,7 @@ from txstream.placement import Assignment
 from txstream.story import LONGEST_STORY
 from txstream.transaction import Txid
 from txstream.waiting import Waiting
-from txstream.zookeeper import ASSIGNMENT, FAILING, WAITING, Kind, ProgressStore, Request, Requests
+from txstream.zookeeper import ASSIGNMENT, EDGES, FAILING, WAITING, Kind, ProgressStore, Request, Requests
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ class Operators:
         self._written = assignment
         self._pauses = True
         self._loop.workers.after(ASSIGNMENT_SECONDS, self._pause_is_over)
-        self._write(lambda: self._store.notes.put(ASSIGNMENT, assignment))
+        self._write(lambda: self._put(assignment))
 
     def _pause_is_over(self) -> None:
         self._pauses = False
@@ -219,7 +219,12 @@ class Operators:
 
     def _write_last(self) -> None:
         if self._newest is not None and self._newest is not self._written:
-            self._store.notes.put(ASSIGNMENT, self._newest)
+            self._put(self._newest)
+
+    def _put(self, assignment: Assignment) -> None:
+        self._store.notes.put(ASSIGNMENT, assignment)
+        if assignment.edges:
+            self._store.notes.put(EDGES, assignment)
 
 
 def question(

@@ -32,6 +32,7 @@ Measured: 5 to 8 s on two busy cores for a job that then takes 0.25 s. A cluster
 """
 
 _KEPT_FAILURES = 10
+_LONGEST_TRACEBACK = 4_000  # characters; its end says most
 # For all attempts of a batch together: the ledger row of a wide topic must not grow with every failure.
 _KEPT_RANGES = 500
 _LONGEST_MESSAGE = 1_000
@@ -158,6 +159,9 @@ class TxidFailures:
                 "error": shortened(self.last_error),
                 "failed_at": failed_at,
             }
+            notes = getattr(error, "__notes__", ())
+            if notes and getattr(error, "component", None):  # of an executor: the user code's traceback
+                document["traceback"] = storable(notes[0][-_LONGEST_TRACEBACK:])
             self.last.append((document, held or BatchMetas()))
 
     def for_ledger(
@@ -165,9 +169,11 @@ class TxidFailures:
     ) -> tuple[Mapping[str, Any], ...]:
         """Return the latest failures, oldest first, as the ledger keeps them. `same` says that the attempt
         held what is committed now; otherwise there are its `ranges` and what it `left_out`. The newest
-        failures get the room first; `more` is how many partitions found none."""
+        failures get the room first; `more` is how many partitions found none. Only the newest has a
+        `traceback`."""
         room, kept = _KEPT_RANGES, []
-        for document, held in reversed(self.last):
+        for number, (full, held) in enumerate(reversed(self.last)):
+            document = {name: value for name, value in full.items() if not number or name != "traceback"}
             if (held.partitions, held.unavailable.keys()) == (
                 committed.partitions,
                 committed.unavailable.keys(),

@@ -122,6 +122,7 @@ class BatchTier(Tier[EventLoop]):
             caught_up=loop.caught_up,
             failure_reasons=dict(statistics.failure_reasons),
             stopped_by=taken.steering.stopped_by,
+            timings=tuple(statistics.timings),
         )
 
     def progress(self, seconds: float) -> RunProgress:

@@ -1,5 +1,5 @@
 <%inherit file="layout.mako"/>
-<%namespace file="parts.mako" import="rows"/>
+<%namespace file="parts.mako" import="changed"/>
 <%def name="title()">Txid ${txid} of ${id} · txstream</%def>
 <h1>Txid ${shown(txid)} <span class="state ${"running" if batch["status"] == "committed" else "failing"}">${batch["status"]}</span></h1>
 <p class="paging">
@@ -44,6 +44,9 @@
 <article>
 <h3>${attempt(failed["attempt"]) if failed["attempt"] is not None else "an attempt"} at ${moment(failed["failed_at"])}</h3>
 <pre tabindex="0" role="region" aria-label="Error">${failed["error"]}</pre>
+% if failed["traceback"]:
+<details><summary>Traceback</summary><pre tabindex="0" role="region" aria-label="Traceback">${failed["traceback"]}</pre></details>
+% endif
 <p class="soft">
 % if failed["ranges"] is None:
 What it held was not recorded.
@@ -98,20 +101,11 @@ no later batch has taken it up yet
 <section>
 <h2>What it changed</h2>
 % for diff in changes:
-<h3><a href="${address(id, "state", diff["table"])}">${diff["table"]}</a></h3>
+<h3><a href="${address(id, "state", diff["table"], txid=txid)}">${diff["table"]}</a></h3>
 % if "error" in diff:
 <p>${diff["error"]}.</p>
 % else:
-% if diff["created"] or diff["changed"]:
-${rows([{"": "created" if one["before"] is None else "changed", **one["key"], **{k: v for name, value in one["after"].items() for k, v in ((f"{name} before", (one["before"] or {}).get(name)), (name, value))}} for one in [*diff["changed"], *diff["created"]][:50]])}
-% elif diff["carrying"]:
-${rows([{**one["key"], **one["value"]} for one in diff["carrying"]])}
-% else:
-<p class="soft">No row shows it any more.</p>
-% endif
-% for note in diff["notes"]:
-<p class="soft">${note}.</p>
-% endfor
+${changed(diff)}
 % endif
 % endfor
 </section>

@@ -17,7 +17,7 @@ ${problems(failures["missing"])}
 % endif
 % for group in failures["reasons"]:
 <article>
-<h3>${counted(group["attempts"], "attempt")} of ${counted(group["batches"], "batch", "batches")}, last at ${moment(group["last"])}</h3>
+<h3>${f"{group['component']}: {group['exception'] or 'an error'}, " if group["component"] else ""}${counted(group["attempts"], "attempt")} of ${counted(group["batches"], "batch", "batches")}, last at ${moment(group["last"])}</h3>
 <pre tabindex="0" role="region" aria-label="Reason">${group["reason"]}</pre>
 <p class="soft">
 % for txid in group["txids"]:

@@ -14,6 +14,9 @@
 <a class="skip" href="#main">Skip to the content</a>
 <header>
 <a class="brand" href="/">txstream</a>
+% if id is None:
+<a class="beside" href="/compare">Comparisons</a>
+% endif
 % if id is not None:
 <span class="where" aria-hidden="true">/</span>
 <strong class="where">${id}</strong>

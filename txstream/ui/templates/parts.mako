@@ -10,23 +10,35 @@
 % endfor
 </svg>
 </%def>
-<%def name="rows(found)">
+<%def name="rows(found)"><% numbers = {name for row in found for name, value in row.items() if isinstance(value, (int, float)) and not isinstance(value, bool)} %>
 <div class="wide" tabindex="0" role="region" aria-label="Rows">
 <table>
 <thead><tr>
-% for name, value in found[0].items():
-<th scope="col"${' class="n"' if isinstance(value, (int, float)) and not isinstance(value, bool) else '' | n}>${name}</th>
+% for name in found[0]:
+<th scope="col"${' class="n"' if name in numbers else '' | n}>${name}</th>
 % endfor
 </tr></thead>
 <tbody>
 % for row in found:
 <tr>
-% for value in row.values():
-<td${' class="n"' if isinstance(value, (int, float)) and not isinstance(value, bool) else '' | n}>${shown(value)}</td>
+% for name, value in row.items():
+<td${' class="n"' if name in numbers else '' | n}>${shown(value)}</td>
 % endfor
 </tr>
 % endfor
 </tbody>
 </table>
 </div>
+</%def>
+<%def name="changed(diff)">
+% if diff["created"] or diff["changed"]:
+${rows([{"": "created" if one["before"] is None else "changed", **one["key"], **{k: v for name, value in one["after"].items() for k, v in ((f"{name} before", (one["before"] or {}).get(name)), (name, value))}} for one in [*diff["changed"], *diff["created"]][:50]])}
+% elif diff["carrying"]:
+${rows([{**one["key"], **one["value"]} for one in diff["carrying"]])}
+% else:
+<p class="soft">No row shows it any more.</p>
+% endif
+% for note in diff["notes"]:
+<p class="soft">${note}.</p>
+% endfor
 </%def>

@@ -20,13 +20,13 @@ the lag is not known, because partitions cannot be read.
 % if not source["partitions"]:
 <p>No batch is committed yet.</p>
 % else:
-<p class="soft">Those away come first, then those that had most records in the last ${counted(source["looked_back"], "batch", "batches")}.</p>
+<p class="soft">Those away come first, then those with the greatest lag. “Lately” is the last ${counted(source["looked_back"], "batch", "batches")}.</p>
 <div class="wide" tabindex="0" role="region" aria-label="Partitions">
 <table>
-<thead><tr><th scope="col">partition</th><th scope="col" class="n">next</th><th scope="col" class="n">records lately</th><th scope="col">away</th></tr></thead>
+<thead><tr><th scope="col">partition</th><th scope="col" class="n">next</th><th scope="col" class="n">lag</th><th scope="col" class="n">records lately</th><th scope="col">away</th></tr></thead>
 <tbody>
 % for one in source["partitions"]:
-<tr><th scope="row">${one["partition"]}</th><td class="n">${shown(one["next"])}</td><td class="n">${shown(one["records_recently"])}</td><td>
+<tr><th scope="row">${one["partition"]}</th><td class="n">${shown(one["next"])}</td><td class="n">${"-" if one["lag_records"] is None else shown(one["lag_records"])}</td><td class="n">${shown(one["records_recently"])}</td><td>
 % if one["away"] is not None:
 <span class="bad">${"now" if one["away"]["txid"] is None else f"since {moment(one['away']['since'])}"}</span>
 % if one["away"]["txid"] is not None:

@@ -1,5 +1,5 @@
 <%inherit file="layout.mako"/>
-<%namespace file="parts.mako" import="rows"/>
+<%namespace file="parts.mako" import="rows, changed"/>
 <%def name="title()">${table["table"]} of ${id} · txstream</%def>
 <h1>${table["table"]} <span class="soft">as of txid ${shown(table["as_of"])}</span></h1>
 <form method="get" action="${address(id, "state", table["table"])}" class="find">
@@ -48,3 +48,14 @@ ${rows(table["rows"])}
 % endif
 </section>
 % endif
+<section>
+<h2>What a batch changed in it</h2>
+<form method="get" action="${address(id, "state", table["table"])}" class="find">
+<label>txid <input name="txid" inputmode="numeric" value="${table["diff"]["txid"] if table["diff"] else ""}" required></label>
+<button>Show</button>
+</form>
+% if table["diff"]:
+<h3><a href="${address(id, "batches", str(table["diff"]["txid"]))}">txid ${table["diff"]["txid"]}</a></h3>
+${changed(table["diff"])}
+% endif
+</section>

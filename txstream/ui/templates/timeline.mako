@@ -27,11 +27,14 @@ ${svg(chart, f"{len(chart.columns)} attempts, by time, over {len(chart.rows)} ro
 <svg width="${chart.width}" height="86" viewBox="0 0 ${chart.width} 86" role="img" aria-label="Seconds of each txid by step, at most ${seconds(drawn.longest)}">
 % for bar in drawn.bars:
 <g><title>txid ${bar.txid}: ${", ".join(f"{step} {seconds(number)}" for step, number in bar.seconds.items())}</title>
-<% y = 80.0 %>
+<% y, whole = 80.0, sum(bar.seconds.values()); scale = 76 / max(whole, drawn.full) %>
 % for step, number in bar.seconds.items():
-<% height = 76 * number / drawn.longest; y -= height %>
+<% height = scale * number; y -= height %>
 <rect class="step-${step}" x="${bar.x + 4}" y="${round(y, 2)}" width="${chart.cell - 8}" height="${round(height, 2)}"/>
 % endfor
+% if whole > drawn.full:
+<path class="cut" d="M${bar.x + 1},22 l${chart.cell - 2},-7 v4 l-${chart.cell - 2},7 z"/>
+% endif
 </g>
 % endfor
 </svg>
@@ -42,11 +45,15 @@ ${svg(chart, f"{len(chart.columns)} attempts, by time, over {len(chart.rows)} ro
 <span><svg viewBox="0 0 24 18"><rect class="step-${step}" width="24" height="18"/></svg>${step}</span>
 % endfor
 % if drawn.longest:
-<span>at most ${seconds(drawn.longest)} for a txid</span>
+<span>at most ${seconds(drawn.longest)} for a txid\
+% if drawn.full < drawn.longest:
+; bars above ${seconds(drawn.full)} are cut\
+% endif
+</span>
 % endif
 </div>
 </section>
-${legend() | n}
+${legend(compared=False) | n}
 <details><summary>The same as a table</summary>
 <div class="wide" tabindex="0" role="region" aria-label="Batches">
 <table>
