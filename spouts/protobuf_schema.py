@@ -7,11 +7,14 @@ modules. What cannot be a column is refused here, when the topology is built.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import base64
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
+from importlib.resources import files as files_of
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -137,14 +140,21 @@ def _names(files: Any) -> Iterator[str]:
             yield f"{file.package}.{message.name}".lstrip(".")
 
 
-def registered_file(main: bytes, references: Iterable[tuple[str, bytes]], name: str) -> tuple[bytes, Any]:
+def registered_file(text: str, references: Sequence[tuple[str, str]], name: str) -> tuple[bytes, Any]:
     """Return serialized descriptors of a schema from a registry with all that it imports, and its own file's
-    descriptor. Google's own files are never registered: protobuf has them. Raises ValueError."""
+    descriptor. `text` and `references` are descriptors in base64 or, from a registry that has none, sources.
+    Raises ValueError for what is neither, UsageError for sources without a compiler."""
+    try:
+        main = base64.b64decode(text, validate=True)
+    except ValueError:
+        files = compiled([*references, (name, text)], name)
+        return files.SerializeToString(deterministic=True), files.file[-1]
     module = protobuf()
     files = module.FileDescriptorSet()
     added: set[str] = set()
 
     def add_known(path: str) -> None:
+        """Add a file of Google's. These are never registered: protobuf has them."""
         if path in added or not path.startswith(_KNOWN_IMPORTS):
             return
         known = import_module(f"{path.removesuffix('.proto').replace('/', '.')}_pb2")
@@ -153,7 +163,7 @@ def registered_file(main: bytes, references: Iterable[tuple[str, bytes]], name: 
                 added.add(file.name)
                 file.CopyToProto(files.file.add())
 
-    for path, data in [*references, (name, main)]:
+    for path, data in [*((path, base64.b64decode(one)) for path, one in references), (name, main)]:
         file = module.FileDescriptorProto.FromString(data)
         file.name = path
         if path in added:
@@ -163,6 +173,31 @@ def registered_file(main: bytes, references: Iterable[tuple[str, bytes]], name: 
         added.add(path)
         files.file.add().CopyFrom(file)
     return files.SerializeToString(deterministic=True), files.file[-1]
+
+
+def compiled(sources: Sequence[tuple[str, str]], main: str) -> Any:
+    """Return the FileDescriptorSet of .proto files, given by names and texts; the one named `main` comes last.
+    Raises ValueError, and UsageError if there is no compiler."""
+    try:
+        from grpc_tools import protoc
+    except ImportError as error:
+        raise UsageError(
+            "the registry gives Protobuf schemas as text only (it ignores ?format=serialized), and to compile "
+            "them takes protoc; type pip install 'txstream[protoc]', where the workers run too"
+        ) from error
+    with TemporaryDirectory(prefix="txstream-protoc-") as folder:
+        for name, text in sources:
+            file = Path(folder, name)
+            if not file.resolve().is_relative_to(Path(folder).resolve()):
+                raise ValueError(f"the name {name!r} of an import leads out of its folder")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        out = Path(folder, "out.desc")
+        known = str(files_of("grpc_tools") / "_proto")
+        paths = [f"-I{folder}", f"-I{known}"]
+        if protoc.main(["protoc", *paths, "--include_imports", f"--descriptor_set_out={out}", main]):
+            raise ValueError("protoc cannot compile it; standard error has its words")
+        return protobuf().FileDescriptorSet.FromString(out.read_bytes())
 
 
 def arrow_type(message: Any) -> pa.DataType:

@@ -11,13 +11,13 @@ protobuf's C code parses each message. Its fields are read column by column.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
 
+from txstream.api.errors import UsageError
 from txstream.spouts.json_columns import MisfitError, is_within_years, nulls, offsets, shown, spread
 from txstream.spouts.json_values import BadValueError
 from txstream.spouts.protobuf_schema import (
@@ -139,15 +139,14 @@ class _WriterFile:
 
     def __init__(self, schema: RegisteredSchema) -> None:
         try:
-            references = [(name, base64.b64decode(text, validate=True)) for name, text in schema.references]
-            main = base64.b64decode(schema.text, validate=True)
-            files, self._file = registered_file(main, references, f"schema-{schema.id}.proto")
-            self._files = files
+            found = registered_file(schema.text, schema.references, f"schema-{schema.id}.proto")
+            self._files, self._file = found
             self.message((0,))
-        except Exception as error:  # protobuf raises what it meets in bytes that are no descriptors
+        except UsageError:
+            raise
+        except Exception as error:  # protobuf raises what it meets in what are no descriptors
             raise UnresolvableError(
-                f"its descriptors cannot be read ({type(error).__name__}: {error}); the registry has to give "
-                f"them for ?format=serialized"
+                f"its descriptors cannot be read ({type(error).__name__}: {error})"
             ) from error
 
     def message(self, indexes: Sequence[int]) -> Any:
