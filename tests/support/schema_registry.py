@@ -1,19 +1,43 @@
 """A schema registry for tests: as much of Confluent's interface as readers and producers use.
 
-A real one (Apicurio's) was compared with it by hand; Confluent's own cannot be had from Maven Central.
+Confluent's registry and Karapace cannot be installed from PyPI or Maven Central. With TXSTREAM_TEST_REGISTRY, the
+URL of a real one, the tests that need no outage of it use that instead: `registry_or_fake`.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import ssl
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+import urllib3
+
+
+@contextmanager
+def registry_or_fake() -> Iterator[str]:
+    """Yield the URL of the registry to test with."""
+    real = os.environ.get("TXSTREAM_TEST_REGISTRY")
+    if real:
+        yield real
+        return
+    with FakeRegistry() as fake:
+        yield fake.url
+
+
+def register(url: str, subject: str, schema: str, kind: str = "AVRO") -> int:
+    """Register a schema, as a producer does, and return its id."""
+    body = {"schema": schema, "schemaType": kind}
+    answer = urllib3.request("POST", f"{url}/subjects/{subject}/versions", json=body)
+    assert answer.status == 200, answer.data
+    return int(answer.json()["id"])
 
 
 class FakeRegistry:
@@ -39,8 +63,6 @@ class FakeRegistry:
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
             def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
                 self._answer(lambda _: registry._get(self.path))
 
