@@ -2,10 +2,9 @@
 
     python benchmarks/formats.py [--records N] [--rounds N]
 
-The values carry schema ids, as with a schema registry, but no registry is asked. `avro` is read by the schema that
-it was written with, `avro, evolved` by another one: a renamed field, a promoted one, one with a default. The best of
-the rounds is shown, and for Avro what fastavro alone takes to make dicts.
-"""
+The values carry schema ids, as with a schema registry, but no registry is asked. `avro` is read by the schema
+that it was written with, `avro, evolved` by another one: a renamed field, a promoted one, one with a default.
+The best of the rounds is shown, and for Avro what fastavro alone takes to make dicts."""
 
 from __future__ import annotations
 
@@ -110,7 +109,9 @@ def measured(read: Callable[[Sequence[bytes]], Any], values: Sequence[bytes], ro
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--records", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
@@ -130,7 +131,9 @@ def main() -> None:
             "note": one["note"] or "",
         }
         protobuf.append(HEADER + b"\0" + order(**plain).SerializeToString())
-        texts.append(json.dumps({**one, "price": str(one["price"])}, default=lambda at: at.isoformat()).encode())
+        texts.append(
+            json.dumps({**one, "price": str(one["price"])}, default=lambda at: at.isoformat()).encode()
+        )
 
     def by_fastavro(values: Sequence[bytes]) -> list[Any]:
         found = []

@@ -51,13 +51,22 @@ _ID_BYTES: Final = 4
 def topology(topic: str = "orders", semantics: str = "opaque", table: str = "turnover") -> Topology:
     """Return the topology. ORDER is the schema that it reads by; its columns come from there."""
     source = KafkaSource(
-        topic, value_format="avro", schema=ORDER, key_format="avro", key_schema='"string"', kafka_columns=["key"]
+        topic,
+        value_format="avro",
+        schema=ORDER,
+        key_format="avro",
+        key_schema='"string"',
+        kafka_columns=["key"],
     )
     spout = {"opaque": OpaqueSpout, "transactional": TransactionalSpout}[semantics](source)
     # A batch of an example is small, so that one bad order may be a large share of it.
-    builder = TransactionalTopologyBuilder("avro-orders", "orders", spout, dead_letters=DeadLetters(max_share=0.5))
+    builder = TransactionalTopologyBuilder(
+        "avro-orders", "orders", spout, dead_letters=DeadLetters(max_share=0.5)
+    )
     state = SqlState(table, key="product string", value="turnover decimal(18,2), orders bigint")
-    store = builder.set_bolt("store", SqlStateBolt(state, turnover=Sum("amount"), orders=Count()), parallelism=2)
+    store = builder.set_bolt(
+        "store", SqlStateBolt(state, turnover=Sum("amount"), orders=Count()), parallelism=2
+    )
     store.fields_grouping("orders", "product")
     return builder.build()
 
@@ -101,16 +110,17 @@ def main(topic: str, count: int = 1000) -> None:
     registry = settings.schema_registry
     if registry is None:
         raise SystemExit("set TXSTREAM_SCHEMA_REGISTRY to the URL of the registry")
-    value_id, key_id = register(registry, f"{topic}-value", ORDER), register(registry, f"{topic}-key", "string")
+    value_id, key_id = (
+        register(registry, f"{topic}-value", ORDER),
+        register(registry, f"{topic}-key", "string"),
+    )
     producer = KafkaProducer(bootstrap_servers=settings.require_kafka())
     for order in orders(count):
-        producer.send(
-            topic, encoded(value_id, ORDER, order), key=encoded(key_id, "string", order["product"])
-        )
+        producer.send(topic, encoded(value_id, ORDER, order), key=encoded(key_id, "string", order["product"]))
     producer.flush()
     producer.close()
     sys.stdout.write(f"sent {count} orders, with schema {value_id}\n")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    main(sys.argv[1])

@@ -64,8 +64,8 @@ class AvroSchema:
 
 
 def parsed(text: str, referenced: Sequence[str] = ()) -> AvroSchema:
-    """Return a schema, parsed. `referenced` are those that it takes named types from, each after what it needs
-    itself. Raises SchemaError with the parser's words, UsageError without fastavro."""
+    """Return a schema, parsed. `referenced` are those that it takes named types from, each after what it
+    needs itself. Raises SchemaError with the parser's words, UsageError without fastavro."""
     return _parsed(text, tuple(referenced))
 
 
@@ -91,7 +91,8 @@ def _fastavro() -> Any:
         import fastavro
     except ImportError as error:
         raise UsageError(
-            "Avro needs fastavro, which is not installed; type pip install 'txstream[avro]', where the workers "
+            "Avro needs fastavro, which is not installed; type pip install 'txstream[avro]', where the "
+            "workers "
             "run too"
         ) from error
     return fastavro

@@ -198,7 +198,8 @@ class _Resolution:
                 convert = self._of_default(field["type"], field["default"], inner)
             else:
                 raise UnresolvableError(
-                    f"field {inner!r} has no default in the topology's schema ({type_name(field['type'])}), and "
+                    f"field {inner!r} has no default in the topology's schema "
+                    f"({type_name(field['type'])}), and "
                     f"is not a field of the writer's {writer['name']} ({', '.join(written) or 'no fields'})"
                 )
             fields.append((pa.field(name, data_type), known, convert))
@@ -257,7 +258,8 @@ def _reader_type(avro: AvroSchema, schema: Schema) -> pa.DataType:
 
 
 def _default(avro: AvroSchema, schema: Schema, default: Any) -> Any:
-    """Return a default as fastavro would read it: in a schema, bytes are text and a union has its first type."""
+    """Return a default as fastavro would read it: in a schema, bytes are text and a union has its first
+    type."""
     schema = avro.resolved(schema)
     if isinstance(schema, list):
         # A null beside the one other type may come second, and some writers of schemas do not mind.
@@ -368,7 +370,8 @@ class _Decimals:
         self._limit = 10**data_type.precision
 
     def __call__(self, values: Sequence[Any]) -> pa.Array:
-        scale, limit, numbers = -self._type.scale, self._limit, []
+        scale, limit = -self._type.scale, self._limit
+        numbers: list[Decimal | None] = []
         for value in values:
             if value is None:
                 numbers.append(None)

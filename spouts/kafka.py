@@ -84,8 +84,8 @@ class KafkaRange(RecordSpan):
 
 
 class KafkaSource(PartitionedSpout[KafkaRange]):
-    """Kafka topics, emitted as Spark's own Kafka columns or, with `value_format="json"`, "avro" or "protobuf", as
-    the fields of their values.
+    """Kafka topics, emitted as Spark's own Kafka columns or, with `value_format="json"`, "avro" or
+    "protobuf", as the fields of their values.
 
     topics: one name or several.
     bootstrap: "host:port,..."; by default the run's Kafka address.
@@ -105,13 +105,13 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         "read_uncommitted".
     key_format: "binary", "string" (UTF-8), "avro" or "protobuf".
     value_format: "string", "binary", or one that is read into the fields of `schema`, "json", "avro" or
-        "protobuf". A value that cannot be read is a DecodeError with topic, partition, offset, field, reason and
-        the beginning of the value. A record without a value (a tombstone) is a row of nulls.
+        "protobuf". A value that cannot be read is a DecodeError with topic, partition, offset, field, reason
+        and the beginning of the value. A record without a value (a tombstone) is a row of nulls.
     schema: for JSON, the fields of UTF-8 objects: "user string, amount decimal(10,2)" or an Arrow schema;
-        `json_values` says what fits which type, missing fields are null, unknown ones are ignored. For Avro, the
-        schema that the topology reads by: the path of a .avsc file, JSON text, or a dict. For Protobuf, a
+        `json_values` says what fits which type, missing fields are null, unknown ones are ignored. For Avro,
+        the schema that the topology reads by: the path of a .avsc file, JSON text, or a dict. For Protobuf, a
         generated message class, or the pair of a descriptor set's path and a message's full name.
-        docs/formats.md says which types of Avro and Protobuf become which columns, and how schemas may change.
+        docs/formats.md says which types become which columns, and how schemas may change.
     key_schema: the same for keys in Avro or Protobuf. The column `key` has its type: a record is a struct.
     wire_format: for Avro and Protobuf, "confluent": keys and values begin with the id of the schema that they
         were written by, which a schema registry has; or "plain": they were all written by `schema`.

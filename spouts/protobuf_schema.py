@@ -1,9 +1,8 @@
 """Protobuf messages: read from where the user has them, and mapped to Arrow types. docs/formats.md has the
 table.
 
-A message type is kept as serialized descriptors and a name, so that executors need none of the user's generated
-modules. What cannot be a column is refused here, when the topology is built.
-"""
+A message type is kept as serialized descriptors and a name, so that executors need none of the user's
+generated modules. What cannot be a column is refused here, when the topology is built."""
 
 from __future__ import annotations
 
@@ -92,7 +91,7 @@ def message_type(given: Any) -> MessageType:
     """Return the type that a user gives as a generated message class, or as the pair of a file that `protoc
     --include_imports --descriptor_set_out` wrote and a message's full name. Raises SchemaError."""
     module = protobuf()
-    descriptor = getattr(given, "DESCRIPTOR", None)
+    descriptor: Any = getattr(given, "DESCRIPTOR", None)
     if isinstance(given, type) and hasattr(descriptor, "fields_by_number"):
         files = module.FileDescriptorSet()
         for file in _with_imports(descriptor.file):
@@ -100,7 +99,8 @@ def message_type(given: Any) -> MessageType:
         return MessageType(files.SerializeToString(deterministic=True), descriptor.full_name)
     if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], str)):
         raise SchemaError(
-            f"a Protobuf schema is given as a generated message class, or as the pair of a descriptor set and a "
+            f"a Protobuf schema is given as a generated message class, or as the pair of a descriptor "
+            f"set and a "
             f"message's full name, ('orders.desc', 'shop.Order'), not as {type(given).__name__}"
         )
     path, name = given
@@ -110,7 +110,8 @@ def message_type(given: Any) -> MessageType:
         pool = _pool(checked.files)
     except Exception as error:  # protobuf raises what it meets in a file that is no descriptor set
         raise SchemaError(
-            f"{str(path)!r} cannot be read as a descriptor set ({type(error).__name__}: {error}); make it with "
+            f"{str(path)!r} cannot be read as a descriptor set ({type(error).__name__}: {error}); make "
+            f"it with "
             f"protoc --include_imports --descriptor_set_out={path} FILE.proto"
         ) from error
     try:
@@ -176,13 +177,14 @@ def registered_file(text: str, references: Sequence[tuple[str, str]], name: str)
 
 
 def compiled(sources: Sequence[tuple[str, str]], main: str) -> Any:
-    """Return the FileDescriptorSet of .proto files, given by names and texts; the one named `main` comes last.
-    Raises ValueError, and UsageError if there is no compiler."""
+    """Return the FileDescriptorSet of .proto files, given by names and texts; the one named `main` comes
+    last. Raises ValueError, and UsageError if there is no compiler."""
     try:
         from grpc_tools import protoc
     except ImportError as error:
         raise UsageError(
-            "the registry gives Protobuf schemas as text only (it ignores ?format=serialized), and to compile "
+            "the registry gives Protobuf schemas as text only (it ignores ?format=serialized), and to "
+            "compile "
             "them takes protoc; type pip install 'txstream[protoc]', where the workers run too"
         ) from error
     with TemporaryDirectory(prefix="txstream-protoc-") as folder:
@@ -209,7 +211,8 @@ def _struct(message: Any, path: str, within: tuple[str, ...]) -> pa.DataType:
     where = f"field {path!r}" if path else "the schema"
     if message.full_name in within:
         raise SchemaError(
-            f"{where} is a {message.full_name} inside a {message.full_name}: a column cannot hold a type that "
+            f"{where} is a {message.full_name} inside a {message.full_name}: a column cannot hold a type "
+            f"that "
             f"contains itself; leave the field out of the topology's schema"
         )
     if not message.fields:

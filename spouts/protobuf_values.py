@@ -3,8 +3,8 @@
 Invariants:
 
 - A value is read in full or refused. A field that the topology's message does not have is ignored.
-- A writer's schema whose field would be lost or misread is refused by name. Protobuf's own parser would not tell:
-  it takes a field of another wire type for an unknown one.
+- A writer's schema whose field would be lost or misread is refused by name. Protobuf's own parser would not
+  tell: it takes a field of another wire type for an unknown one.
 
 protobuf's C code parses each message. Its fields are read column by column.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from txstream.api.errors import UsageError
-from txstream.spouts.json_columns import MisfitError, is_within_years, nulls, offsets, shown, spread
+from txstream.spouts.json_columns import MisfitError, is_within_years, offsets, shown, spread
 from txstream.spouts.json_values import BadValueError
 from txstream.spouts.protobuf_schema import (
     MessageType,
@@ -187,7 +187,7 @@ def _zigzag(value: bytes, at: int) -> tuple[int, int]:
 
 
 def _difference(writer: Any, reader: Any, path: str, seen: set[tuple[str, str]]) -> str | None:
-    """Return which field of the reader's message cannot be read from the writer's, and why; None if all can."""
+    """Return which field of the reader's message cannot be read from the writer's, and why, or None."""
     if (writer.full_name, reader.full_name) in seen:
         return None
     seen.add((writer.full_name, reader.full_name))
@@ -198,14 +198,16 @@ def _difference(writer: Any, reader: Any, path: str, seen: set[tuple[str, str]])
             moved = writer.fields_by_name.get(field.name)
             if moved is not None:
                 return (
-                    f"field {inner!r} has number {moved.number} in the writer's schema, {field.number} in the "
+                    f"field {inner!r} has number {moved.number} in the writer's schema, {field.number} "
+                    f"in the "
                     f"topology's"
                 )
             continue
         if not _fits(written, field):
             named = "" if written.name == field.name else f"{written.name} "
             return (
-                f"field {inner!r} (number {field.number}) is {named}{type_name(written)} in the writer's schema, "
+                f"field {inner!r} (number {field.number}) is {named}{type_name(written)} in the writer's "
+                f"schema, "
                 f"{type_name(field)} in the topology's"
             )
         if field.message_type is not None:

@@ -85,12 +85,14 @@ class SchemaRegistry:
     def __init__(
         self, url: str, ca_file: str | None = None, connect_seconds: float = 10.0, read_seconds: float = 10.0
     ) -> None:
-        """`url` may have user and password, `ca_file` certificates of authorities in PEM. Raises UsageError."""
+        """`url` may have user and password, `ca_file` certificates of authorities in PEM. Raises
+        UsageError."""
         try:
             import urllib3
         except ImportError as error:
             raise UsageError(
-                "a schema registry needs urllib3, which is not installed; type pip install 'txstream[avro]' or "
+                "a schema registry needs urllib3, which is not installed; type pip install "
+                "'txstream[avro]' or "
                 "'txstream[protobuf]', where the workers run too"
             ) from error
         self._errors = urllib3.exceptions
@@ -156,7 +158,8 @@ class SchemaRegistry:
         except self._errors.HTTPError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise UsageError(
-                    f"the certificate of the schema registry at {self.shown} is not trusted: {error}; name the "
+                    f"the certificate of the schema registry at {self.shown} is not trusted: {error}; "
+                    f"name the "
                     f"file of its authority's certificates in TXSTREAM_SCHEMA_REGISTRY_CA"
                 ) from error
             raise ServiceUnavailableError(
@@ -165,7 +168,8 @@ class SchemaRegistry:
         status, body = answer.status, answer.data[:300].decode("utf-8", "replace")
         if status in _REFUSED:
             raise UsageError(
-                f"the schema registry at {self.shown} refuses to answer (HTTP {status}); give user and password "
+                f"the schema registry at {self.shown} refuses to answer (HTTP {status}); give user and "
+                f"password "
                 f"in its URL, https://USER:PASSWORD@HOST, best in TXSTREAM_SCHEMA_REGISTRY"
             )
         if status >= 500 or status in _BUSY:

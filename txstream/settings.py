@@ -36,15 +36,14 @@ class Settings:
 
     `zookeeper` is hosts with an optional chroot, `kafka` bootstrap servers, `database` a SQLAlchemy URL,
     `master` a Spark master, `redis` a URL for RedisStreamSpout. `schema_registry` is
-    the URL, with user and password, of a schema registry with Confluent's interface, `schema_registry_ca` a file
-    with the certificates in PEM of the authorities that it is trusted by, instead of the system's. `standby` is "cold" or "warm": what a driver
-    has ready while another one leads. None means not given: look further. `spark_conf` is passed to a session
-    that txstream makes, whose JVM prints into `spark_log` (unset: a file in `log_dir`). `py_files` are
-    shipped to executors; `package` is the one that holds the framework, for executors that do not have it.
-    `ledger_keep` says how long the ledger keeps a batch: "7d", "100000", "all", or the default "7d,100000"
-    (whichever limit is reached first). `state_databases` are the URLs, with passwords, of further databases
-    with state, for commands that look there.
-    """
+    the URL, with user and password, of a schema registry with Confluent's interface, `schema_registry_ca` a
+    file with the certificates in PEM of the authorities that it is trusted by, instead of the system's.
+    `standby` is "cold" or "warm": what a driver has ready while another one leads. None means not given: look
+    further. `spark_conf` is passed to a session that txstream makes, whose JVM prints into `spark_log`
+    (unset: a file in `log_dir`). `py_files` are shipped to executors; `package` is the one that holds the
+    framework, for executors that do not have it. `ledger_keep` says how long the ledger keeps a batch: "7d",
+    "100000", "all", or the default "7d,100000" (whichever limit is reached first). `state_databases` are the
+    URLs, with passwords, of further databases with state, for commands that look there."""
 
     zookeeper: str | None = None
     kafka: str | None = None

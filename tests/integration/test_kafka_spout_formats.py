@@ -12,17 +12,22 @@ from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from support.kafka_topics import Topics, wait_until
+from support.kafka_topics import Topics, attempt, wait_until
 from support.schema_registry import FakeRegistry, register, registry_or_fake
 from support.tables import read_rows
 
 import txstream
 from txstream import KafkaSource, inspect
 from txstream.api.errors import DecodeError
+from txstream.api.spouts import SpoutContext
+from txstream.dead_letters import DeadLetter
 from txstream.embedded import Services
 from txstream.engine.local_runner import InProcessRunner
 from txstream.examples import avro_orders
 from txstream.examples.avro_orders import ORDER, encoded, orders
+from txstream.spouts.kafka import KafkaRange
+
+ORDER_FIELDS = [field["name"] for field in ORDER["fields"]]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +58,9 @@ def test_a_batch_waits_for_its_registry_and_bad_records_become_dead_letters(
         new, old, other = (registry.add(f"{unique}-value", json.dumps(one)) for one in (ORDER, older, wrong))
         key = registry.add(f"{unique}-key", '"string"')
         made = list(orders(40))
-        good = [encoded(new, ORDER, one) if at % 2 else encoded(old, older, one) for at, one in enumerate(made)]
+        good = [
+            encoded(new, ORDER, one) if at % 2 else encoded(old, older, one) for at, one in enumerate(made)
+        ]
         bad = [b"\0\0\0\0\x63?", good[0][:-1], encoded(other, wrong, {"product": "tea", "amount": 1.5})]
         topics.send(unique, good[:20] + bad + good[20:], key=encoded(key, "string", "tea"))
         registry.stop()
@@ -116,19 +123,69 @@ def test_protobuf_records(topics: Topics, settings: txstream.Settings, unique: s
 
         def run() -> Any:
             return txstream.start(
-                topology, settings=with_registry(settings, url), until="caught-up", runner_factory=InProcessRunner
+                topology,
+                settings=with_registry(settings, url),
+                until="caught-up",
+                runner_factory=InProcessRunner,
             ).wait(120)
 
         text = 'syntax = "proto3"; package shop; message Order { string product = 1; %s; }'
         good = register(url, f"{unique}-value", text % "int32 cents = 2", "PROTOBUF")
         header = b"\0" + good.to_bytes(4, "big") + b"\0"
-        topics.send(unique, [header + order(product=f"p{n % 3}", cents=n).SerializeToString() for n in range(30)])
+        topics.send(
+            unique, [header + order(product=f"p{n % 3}", cents=n).SerializeToString() for n in range(30)]
+        )
         assert run().caught_up
         sums = {f"p{rest}": sum(range(rest, 30, 3)) for rest in range(3)}
         assert {row["product"]: row["cents"] for row in read_rows(str(settings.database), table)} == sums
         bad = register(url, f"{unique}-other", text % "string cents = 2", "PROTOBUF")
-        topics.send(unique, [b"\0" + bad.to_bytes(4, "big") + b"\0" + order(product="p0").SerializeToString()])
-        with pytest.raises(DecodeError, match=rf"schema {bad} \(subject '{unique}-other', version 1\): field 'cents' "
-                           r"\(number 2\) is string in the writer's schema, int64 in the topology's"):  # fmt: skip
+        topics.send(
+            unique, [b"\0" + bad.to_bytes(4, "big") + b"\0" + order(product="p0").SerializeToString()]
+        )
+        words = (
+            rf"schema {bad} \(subject '{unique}-other', version 1\): field 'cents' \(number 2\) is string in "
+            r"the writer's schema, int64 in the topology's"
+        )
+        with pytest.raises(DecodeError, match=words):
             run()
     assert {row["product"]: row["cents"] for row in read_rows(str(settings.database), table)} == sums
+
+
+def test_keys_and_values_of_two_versions(topics: Topics, services: Services, unique: str) -> None:
+    """Their columns are what was encoded, with nulls for a tombstone; a dead letter is decoded so,
+    too."""
+    older = {**ORDER, "fields": ORDER["fields"][:3]}
+    customer = {"type": "record", "name": "Customer", "fields": [{"name": "number", "type": "int"}]}
+    topics.create(unique)
+    with registry_or_fake() as url:
+        old, new = (avro_orders.register(url, f"{unique}-value", one) for one in (older, ORDER))
+        key_id = register(url, f"{unique}-key", json.dumps(customer))
+        made = list(orders(7))
+        values = [
+            encoded(new, ORDER, one) if at % 3 else encoded(old, older, one) for at, one in enumerate(made)
+        ]
+        key = encoded(key_id, customer, {"number": 5})
+        topics.send(unique, [*values, None], key=key)
+        source = KafkaSource(
+            unique,
+            topics.address,
+            value_format="avro",
+            schema=ORDER,
+            key_format="avro",
+            key_schema=customer,
+            kafka_columns=["key", "offset"],
+            schema_registry=url,
+        )
+        context = SpoutContext("formats", "orders", {})
+        emitter = source.emitter(context)
+        try:
+            batches = list(emitter.emit(attempt(), f"{unique}/0", KafkaRange(0, 8)))
+        finally:
+            emitter.close()
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        wanted = [{**one, "note": one["note"] if at % 3 else None} for at, one in enumerate(made)]
+        wanted.append(dict.fromkeys(ORDER_FIELDS))
+        assert rows == [{**one, "key": {"number": 5}, "offset": at} for at, one in enumerate(wanted)]
+        letter = DeadLetter(f"{unique}/0@1", unique, 0, 1, 0, key, values[1], None, "orders", "E", "", "")
+        assert source.letter_decoder(context)([letter]).to_pylist() == rows[1:2]
+    assert source.undecoded().output.names == KafkaSource(unique, value_format="binary").output.names

@@ -1,8 +1,7 @@
 """A schema registry for tests: as much of Confluent's interface as readers and producers use.
 
-Confluent's registry and Karapace cannot be installed from PyPI or Maven Central. With TXSTREAM_TEST_REGISTRY, the
-URL of a real one, the tests that need no outage of it use that instead: `registry_or_fake`.
-"""
+Confluent's registry and Karapace cannot be installed from PyPI or Maven Central. With TXSTREAM_TEST_REGISTRY,
+the URL of a real one, the tests that need no outage of it use that instead: `registry_or_fake`."""
 
 from __future__ import annotations
 
@@ -41,8 +40,9 @@ def register(url: str, subject: str, schema: str, kind: str = "AVRO") -> int:
 
 
 class FakeRegistry:
-    """Answers on loopback from `start` to `stop`; it can start again at the same port. `requests` are the paths
-    that were asked for. `status` is answered to everything while it is set. `login` is "user:password"."""
+    """Answers on loopback from `start` to `stop`; it can start again at the same port. `requests` are the
+    paths that were asked for. `status` is answered to everything while it is set. `login` is
+    "user:password"."""
 
     def __init__(self, *, login: str | None = None, certificate: tuple[str, str] | None = None) -> None:
         self.requests: list[str] = []
@@ -63,10 +63,10 @@ class FakeRegistry:
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+            def do_GET(self) -> None:
                 self._answer(lambda _: registry._get(self.path))
 
-            def do_POST(self) -> None:  # noqa: N802
+            def do_POST(self) -> None:
                 self._answer(lambda body: registry._post(self.path, json.loads(body)))
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
@@ -91,7 +91,9 @@ class FakeRegistry:
             context.load_cert_chain(*self._certificate)
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self._port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
 
     def stop(self) -> None:
         if self._server is not None:

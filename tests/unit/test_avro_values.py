@@ -114,7 +114,8 @@ def pairs(draw: st.DrawFn, depth: int = 2) -> tuple[Any, Any, st.SearchStrategy[
         st.sampled_from(["leaf"] * 4 + ["null", "enum", "fixed"] + ["array", "map", "record"] * (depth > 0))
     )
     if kind == "leaf":
-        return draw(st.sampled_from(LEAVES))
+        leaf: tuple[Any, Any, st.SearchStrategy[Any]] = draw(st.sampled_from(LEAVES))
+        return leaf
     if kind == "enum":
         name, extra = draw(NAMES), draw(st.booleans())
         symbols = ["A", "B", "C"]
@@ -128,7 +129,7 @@ def pairs(draw: st.DrawFn, depth: int = 2) -> tuple[Any, Any, st.SearchStrategy[
     if kind == "null":
         if isinstance(writer, list) or isinstance(reader, list):
             return writer, reader, values
-        return draw(
+        found: tuple[Any, Any, st.SearchStrategy[Any]] = draw(
             st.sampled_from(
                 [
                     (["null", writer], ["null", reader], st.none() | values),
@@ -137,6 +138,7 @@ def pairs(draw: st.DrawFn, depth: int = 2) -> tuple[Any, Any, st.SearchStrategy[
                 ]
             )
         )
+        return found
     if kind == "array":
         return (
             {"type": "array", "items": writer},
@@ -183,7 +185,7 @@ def test_any_value_is_read_as_fastavro_resolves_it(
     for row, one in enumerate(raw):
         try:
             expected.append(as_arrow_shows(by_fastavro(writer, reader, one)))
-        except Exception:
+        except Exception:  # noqa: BLE001 - fastavro raises what it meets
             refused = row
             break
     if refused is None:
@@ -221,7 +223,7 @@ def test_any_bytes_are_read_as_fastavro_reads_them_or_refused(noise: bytes, cut:
         try:
             expected = fastavro.schemaless_reader(data, fastavro.parse_schema(schema), None)
             is_whole = data.tell() == len(value)
-        except Exception:
+        except Exception:  # noqa: BLE001 - fastavro raises what it meets
             is_whole = False
         if is_whole:
             assert str(read(schema, schema, value)) == str([expected])  # NaN is not equal to itself
@@ -256,8 +258,10 @@ def test_the_schema_of_a_source_is_that_of_its_records() -> None:
     )  # fmt: skip
     source = KafkaSource("orders", value_format="avro", schema=schema)
     assert format_schema(source.output) == (
-        "a boolean, b int, c bigint, d float, e double, f binary, g string, h date, i timestamp, j timestamp, "
-        "k timestamp_ntz, l timestamp_ntz, m int, n bigint, o decimal(10,2), p decimal(4,0), q string, r binary, "
+        "a boolean, b int, c bigint, d float, e double, f binary, g string, h date, i timestamp, j "
+        "timestamp, "
+        "k timestamp_ntz, l timestamp_ntz, m int, n bigint, o decimal(10,2), p decimal(4,0), q string, r "
+        "binary, "
         "s string, t array<bigint>, u map<string,int>, v struct<zip:string>, w struct<zip:string>, x string"
     )
 
@@ -388,7 +392,8 @@ def test_defaults_are_what_the_specification_makes_of_them() -> None:
             {"type": "enum", "name": "E", "symbols": ["A", "LOST"]},
             {"type": "enum", "name": "E", "symbols": ["A"]},
             "LOST",
-            "field 'x': 'LOST' of the writer's enum is no symbol of the topology's enum E, which has no default",
+            "field 'x': 'LOST' of the writer's enum is no symbol of the topology's enum E, which has no "
+            "default",
         ),
     ],
 )

@@ -18,6 +18,7 @@ from google.protobuf import (
     timestamp_pb2,
     wrappers_pb2,
 )
+from google.protobuf.message import DecodeError
 from hypothesis import given, strategies as st
 
 from txstream.api.errors import SchemaError
@@ -29,22 +30,24 @@ from txstream.spouts.protobuf_values import ProtobufDecoder
 from txstream.spouts.schema_registry import RegisteredSchema, UnresolvableError
 
 F = descriptor_pb2.FieldDescriptorProto
-SCALARS = [
-    name.removeprefix("TYPE_").lower() for name in F.Type.keys() if name not in ("TYPE_GROUP", "TYPE_MESSAGE", "TYPE_ENUM")
-]  # fmt: skip
+NO_SCALARS = {"TYPE_GROUP", "TYPE_MESSAGE", "TYPE_ENUM"}
+SCALARS = [name.removeprefix("TYPE_").lower() for name, _ in F.Type.items() if name not in NO_SCALARS]
 WKT = ["google/protobuf/timestamp.proto", "google/protobuf/wrappers.proto"]
 
 
 def file_of(*fields: str, name: str = "Order", nested: Iterable[str] = ()) -> Any:
     """A file with a message Item {string name = 1}, an enum State {NEW = 0; PAID = 1}, and a message of these
-    fields: "int64 id = 1", "optional string note = 2", "repeated Item items = 3", "map string,Item by = 4"."""
+    fields: "int64 id = 1", "optional string note = 2", "repeated Item items = 3", "map string,Item by =
+    4"."""
     file = descriptor_pb2.FileDescriptorProto(name="orders.proto", package="shop", syntax="proto3")
     file.dependency.extend(WKT)
     message = file.message_type.add(name=name)
     for text in fields:
         words = text.split()
         label = words.pop(0) if words[0] in ("optional", "repeated", "map") else ""
-        one = message.field.add(name=words[1], number=int(words[3]), label=3 if label in ("repeated", "map") else 1)
+        one = message.field.add(
+            name=words[1], number=int(words[3]), label=3 if label in ("repeated", "map") else 1
+        )
         if label == "map":
             key, value = words[0].split(",")
             entry = message.nested_type.add(name=f"{words[1].title()}Entry")
@@ -95,9 +98,11 @@ def registered(file: Any, schema_id: int = 7) -> RegisteredSchema:
 ALL = class_of(
     file_of(
         *(f"{word} f_{word} = {number}" for number, word in enumerate(SCALARS, 1)),
-        "optional int32 maybe = 30", "repeated sint64 many = 31", "map string,int32 by = 32", "Item item = 33",
+        "optional int32 maybe = 30", "repeated sint64 many = 31", "map string,int32 by = 32", "Item item "
+        "= 33",
         "repeated Item items = 34", "map int64,Item found = 35", "State state = 36",
-        "google.protobuf.Timestamp at = 37", "google.protobuf.StringValue note = 38", "repeated State states = 39",
+        "google.protobuf.Timestamp at = 37", "google.protobuf.StringValue note = 38", "repeated State "
+        "states = 39",
     )
 )  # fmt: skip
 
@@ -135,7 +140,12 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)),
 )
 def test_any_message_is_read_as_protobuf_parses_it(
-    scalars: dict[str, Any], maybe: int | None, many: list[int], by: dict[str, int], note: str | None, at: datetime
+    scalars: dict[str, Any],
+    maybe: int | None,
+    many: list[int],
+    by: dict[str, int],
+    note: str | None,
+    at: datetime,
 ) -> None:
     message = ALL(**scalars, many=many, by=by, state=1)
     message.at.FromDatetime(at)
@@ -164,29 +174,30 @@ def test_any_message_is_read_as_protobuf_parses_it(
 @given(st.binary(max_size=20))
 def test_any_bytes_are_read_as_protobuf_parses_them_or_refused(noise: bytes) -> None:
     try:
-        ALL.FromString(noise)
-    except Exception:
+        parsed = ALL.FromString(noise)
+    except DecodeError:
         with pytest.raises(BadValueError) as caught:
             read(ALL, b"", noise)
         assert caught.value.row == 1
         return
-    try:
-        assert len(read(ALL, noise)) == 1
-    except BadValueError as bad:
-        assert "no value of the topology's enum" in bad.reason or "within the years" in bad.reason
+    in_range = abs(parsed.at.seconds) < 10**10 and {parsed.state, *parsed.states} <= {0, 1}
+    if in_range:
+        assert read(ALL, noise)[0]["f_int64"] == parsed.f_int64
 
 
 def test_nanoseconds_are_cut_and_what_python_cannot_show_is_refused() -> None:
     message = ALL()
     message.at.seconds, message.at.nanos = -1, 999_999_999
-    assert read(ALL, message.SerializeToString())[0]["at"] == datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+    assert read(ALL, message.SerializeToString())[0]["at"] == datetime(
+        1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC
+    )
     message.at.seconds = 2**60
     with pytest.raises(BadValueError, match="field 'at': it is not within the years 1 to 9999"):
         read(ALL, message.SerializeToString())
 
 
 def test_a_number_that_an_enum_does_not_have_is_refused() -> None:
-    with pytest.raises(BadValueError, match="field 'state': 9 is no value of the topology's enum shop.State"):
+    with pytest.raises(BadValueError, match=r"field 'state': 9 is no value of .* enum shop\.State"):
         read(ALL, ALL(state=9).SerializeToString())
 
 
@@ -220,22 +231,43 @@ def test_a_descriptor_set_is_a_schema(tmp_path: Path) -> None:
         KafkaSource("orders", value_format="protobuf", schema=(path, "Order"))
 
 
-READER = ["int64 id = 1", "string user = 2", "Item item = 3", "repeated int32 many = 4", "map string,int32 by = 5"]
+READER = [
+    "int64 id = 1",
+    "string user = 2",
+    "Item item = 3",
+    "repeated int32 many = 4",
+    "map string,int32 by = 5",
+]
 
 
 @pytest.mark.parametrize(
     ("writer", "words"),
     [
-        (["string id = 1"], r"field 'id' \(number 1\) is string in the writer's schema, int64 in the topology's"),
+        (
+            ["string id = 1"],
+            r"field 'id' \(number 1\) is string in the writer's schema, int64 in the topology's",
+        ),
         (["sint64 id = 1"], r"field 'id' \(number 1\) is sint64 in the writer's schema, int64"),
         (["int64 user = 2"], r"field 'user' \(number 2\) is int64 in the writer's schema, string"),
         (["int64 other = 2"], r"field 'user' \(number 2\) is other int64 in the writer's schema, string"),
         (["string user = 7"], "field 'user' has number 7 in the writer's schema, 2 in the topology's"),
-        (["repeated int64 id = 1"], r"field 'id' \(number 1\) is repeated int64 in the writer's schema, int64"),
+        (
+            ["repeated int64 id = 1"],
+            r"field 'id' \(number 1\) is repeated int64 in the writer's schema, int64",
+        ),
         (["int32 many = 4"], r"field 'many' \(number 4\) is int32 in the writer's schema, repeated int32"),
-        (["repeated int64 many = 4"], r"\(number 4\) is repeated int64 in the writer's schema, repeated int32"),
-        (["map string,string by = 5"], r"field 'by.value' \(number 2\) is string in the writer's schema, int32"),
-        (["google.protobuf.Timestamp item = 3"], r"is google.protobuf.Timestamp in the writer's schema, shop.Item"),
+        (
+            ["repeated int64 many = 4"],
+            r"\(number 4\) is repeated int64 in the writer's schema, repeated int32",
+        ),
+        (
+            ["map string,string by = 5"],
+            r"field 'by.value' \(number 2\) is string in the writer's schema, int32",
+        ),
+        (
+            ["google.protobuf.Timestamp item = 3"],
+            r"is google.protobuf.Timestamp in the writer's schema, shop.Item",
+        ),
     ],
 )
 def test_a_change_that_cannot_be_resolved_names_both(writer: list[str], words: str) -> None:
@@ -249,7 +281,7 @@ def test_changes_that_protobuf_allows() -> None:
     old = file_of("int32 id = 1", "bytes user = 2", "string gone = 9")
     written = class_of(old)(id=-3, user=b"ann", gone="x").SerializeToString()
     decoder = ProtobufDecoder(message_type(class_of(file_of(*READER))), registered(old))
-    nothing = {"item": None, "many": [], "by": []}
+    nothing: dict[str, Any] = {"item": None, "many": [], "by": []}
     assert decoder.read([b"12345\0" + written], 5).to_pylist() == [{"id": -3, "user": "ann", **nothing}]
 
 
@@ -303,4 +335,6 @@ def test_descriptors_that_import_other_subjects() -> None:
     )
     order = class_of(file_of("int64 id = 1", "Item item = 3"))
     value = b"12345\0" + order(id=3, item={"name": "pen"}).SerializeToString()
-    assert ProtobufDecoder(message_type(order), schema).read([value], 5).to_pylist()[0]["item"] == {"name": "pen"}
+    assert ProtobufDecoder(message_type(order), schema).read([value], 5).to_pylist()[0]["item"] == {
+        "name": "pen"
+    }

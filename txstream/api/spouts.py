@@ -95,9 +95,9 @@ class PartitionCoordinator(ABC, Generic[Meta]):
         return {}
 
     def services_away(self) -> Mapping[str, str]:
-        """Return which services besides the log emitters need that do not answer now, each with the reason:
-        "the schema registry at http://...". Asked after an attempt has failed with ServiceUnavailableError; the
-        next one waits for them."""
+        """Return which services besides the log do not answer now though emitters need them, each with the
+        reason: "the schema registry at http://...". Asked after an attempt has failed with
+        ServiceUnavailableError; the next one waits for them."""
         return {}
 
     def targets(self) -> Mapping[str, Any]:

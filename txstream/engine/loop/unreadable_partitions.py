@@ -1,5 +1,5 @@
-"""Partitions that cannot be read: a new batch goes without them, a replay of a stored plan waits for them. Any
-replay waits for a service that the source needs besides, such as a schema registry."""
+"""Partitions that cannot be read: a new batch goes without them, a replay of a stored plan waits for them.
+Any replay waits for a service that the source needs besides, such as a schema registry."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class UnreadablePartitions:
             log.warning("batches have %s again", _listed(back))
 
     def wait_for(self, emit: EmitBatch[Any], start: Callable[[EmitBatch[Any]], None]) -> None:
-        """Start an attempt once the services that it needs answer and, for a stored plan, all its partitions can
-        be read. The attempt's time begins only then."""
+        """Start an attempt once the services that it needs answer and, for a stored plan, all its partitions
+        can be read. The attempt's time begins only then."""
         batches, key = self._batches, f"txid {emit.attempt.txid}"
         if not batches.is_active(emit.attempt):
             self._waiting.drop(key)
