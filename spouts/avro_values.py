@@ -14,6 +14,7 @@ so that each value has to tell its own, fastavro resolves.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from io import BytesIO
@@ -64,7 +65,7 @@ class AvroDecoder:
         self._convert = resolution.column(writer.root, reader.root, "")
         self._writer, self._reader, self._errors = writer.plain, None, errors
         if resolution.needs_library:
-            self._reader = reader.plain
+            self._reader = _with_defaults_as_read(reader)
             self._convert = _Resolution(reader, reader, errors).column(reader.root, reader.root, "")
         self._type = arrow_type(reader)
 
@@ -257,6 +258,28 @@ def _reader_type(avro: AvroSchema, schema: Schema) -> pa.DataType:
     return arrow_type(AvroSchema(schema, avro.named, None))
 
 
+def _with_defaults_as_read(avro: AvroSchema) -> Schema:
+    """Return the plain schema with its defaults as values. fastavro hands them out as JSON has them, where
+    bytes are text."""
+    plain = deepcopy(avro.plain)
+
+    def visit(schema: Schema) -> None:
+        for branch in schema if isinstance(schema, list) else ():
+            visit(branch)
+        if not isinstance(schema, dict):
+            return
+        for inner in (schema.get(name) for name in ("type", "items", "values")):
+            visit(inner)
+        for field in schema.get("fields", ()):
+            visit(field["type"])
+            if "default" in field:
+                field["default"] = _default(avro, field["type"], field["default"])
+
+    for schema in (plain, *plain.get("__named_schemas", {}).values()):
+        visit(schema)
+    return plain
+
+
 def _default(avro: AvroSchema, schema: Schema, default: Any) -> Any:
     """Return a default as fastavro would read it: in a schema, bytes are text and a union has its first
     type."""
@@ -267,7 +290,8 @@ def _default(avro: AvroSchema, schema: Schema, default: Any) -> Any:
         return None if default is None else _default(avro, other, default)
     match kind_of(schema):
         case "bytes" | "fixed":
-            return default.encode("latin-1")
+            # Bytes already where a default holds one that was made before.
+            return default if isinstance(default, bytes) else default.encode("latin-1")
         case "array":
             return [_default(avro, schema["items"], one) for one in default]
         case "map":

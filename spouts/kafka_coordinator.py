@@ -214,7 +214,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         if self._registry is None:
             return {}
         try:
-            self._registry.check()
+            self._registry.check(self._planning_seconds)
         except ServiceUnavailableError as error:
             return {f"the schema registry at {self._registry.shown}": str(error)}
         return {}

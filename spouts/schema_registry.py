@@ -135,10 +135,11 @@ class SchemaRegistry:
             uses = []
         return f"schema {schema_id} ({'; '.join(uses[:3]) or 'its subject is not known'})"
 
-    def check(self) -> None:
-        """Raise ServiceUnavailableError if the registry does not answer, UsageError if it refuses to."""
+    def check(self, seconds: float) -> None:
+        """Raise ServiceUnavailableError if the registry does not answer within so many seconds, UsageError
+        if it refuses to."""
         try:
-            self._get("/schemas/types", "")
+            self._get("/schemas/types", "", timeout=seconds)
         except UnknownSchemaError:
             return  # an answer all the same
 
@@ -152,9 +153,9 @@ class SchemaRegistry:
             self._add_references(inner, suffix, known)
             known[one["name"]] = inner["schema"]
 
-    def _get(self, path: str, what: str) -> Any:
+    def _get(self, path: str, what: str, **options: Any) -> Any:
         try:
-            answer = self._pool.request("GET", f"{self._base}{path}")
+            answer = self._pool.request("GET", f"{self._base}{path}", **options)
         except self._errors.HTTPError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise UsageError(

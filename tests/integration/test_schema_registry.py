@@ -150,18 +150,18 @@ def test_credentials_are_sent_and_never_shown(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     client = SchemaRegistry(url_of(registry))
-    client.check()
+    client.check(5)
     registry.stop()
     told = []
     with pytest.raises(ServiceUnavailableError) as away:
-        client.check()
+        client.check(5)
     told.append(str(away.value))
     registry.start()
     for wrong in (registry.url, registry.url.replace("://", "://me:wr0ng@")):
         with pytest.raises(
             UsageError, match=r"refuses to answer \(HTTP 401\); give user and password"
         ) as refused:
-            SchemaRegistry(wrong).check()
+            SchemaRegistry(wrong).check(5)
         told.append(str(refused.value))
     for url in (f"ftp://me:{PASSWORD}@host", f"http://me:{PASSWORD}@", "http://me:wr0ng@host:port", "here"):
         with pytest.raises(UsageError, match="is not a URL such as") as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -16,10 +17,12 @@ from hypothesis import given, settings, strategies as st
 
 from txstream.api.errors import SchemaError
 from txstream.api.schema import format_schema
+from txstream.api.spouts import SpoutContext
 from txstream.spouts.avro_schema import parsed
 from txstream.spouts.avro_values import AvroDecoder
 from txstream.spouts.json_values import BadValueError
 from txstream.spouts.kafka import KafkaSource
+from txstream.spouts.kafka_columns import readers
 from txstream.spouts.schema_registry import UnresolvableError
 
 REFUSED = (BadValueError, UnresolvableError)
@@ -371,6 +374,20 @@ def test_defaults_are_what_the_specification_makes_of_them() -> None:
     }
 
 
+def test_defaults_beside_a_union_that_fastavro_resolves() -> None:
+    writer = record(field(["int", "string"], "n"))
+    price = logical("bytes", "decimal", precision=4, scale=2)
+    inner = record(field("bytes", "raw", default="\u00ff"), name="In")
+    reader = record(
+        field("long", "n"), field(price, "price", default="\u0080"), field(inner, "in", default={})
+    )
+    raw = [encoded(writer, {"n": 1}), encoded(writer, {"n": 2})]
+    expected = {"price": Decimal("-1.28"), "in": {"raw": b"\xff"}}
+    assert read(writer, reader, *raw) == [{"n": 1, **expected}, {"n": 2, **expected}]
+    with pytest.raises(BadValueError, match=r"it is no such Avro value: .*string is not long"):
+        read(writer, reader, encoded(writer, {"n": "text"}))
+
+
 @pytest.mark.parametrize(
     ("writer", "reader", "value", "words"),
     [
@@ -429,6 +446,14 @@ def test_named_types_of_other_subjects() -> None:
         {"a": {"zip": "1"}, "b": {"zip": "2"}},
     )
     assert AvroDecoder(writer, reader).read([raw]).to_pylist() == [{"b": {"zip": "2"}}]
+
+
+def test_a_source_with_a_schema_can_be_shipped() -> None:
+    source = KafkaSource("orders", value_format="avro", schema=record(field("long")), wire_format="plain")
+    shipped = pickle.loads(pickle.dumps(source))
+    read = readers(shipped, SpoutContext("t", "orders", {})).value
+    assert read is not None
+    assert [one.to_pylist() for one in read([None, encoded(record(field("long")), {"x": 5})])] == [[None, 5]]
 
 
 def test_no_values_make_an_empty_column() -> None:

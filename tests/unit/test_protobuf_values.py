@@ -4,6 +4,7 @@ misread a field is refused."""
 from __future__ import annotations
 
 import base64
+import pickle
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -23,8 +24,10 @@ from hypothesis import given, strategies as st
 
 from txstream.api.errors import SchemaError
 from txstream.api.schema import format_schema
+from txstream.api.spouts import SpoutContext
 from txstream.spouts.json_values import BadValueError
 from txstream.spouts.kafka import KafkaSource
+from txstream.spouts.kafka_columns import readers
 from txstream.spouts.protobuf_schema import message_type
 from txstream.spouts.protobuf_values import ProtobufDecoder
 from txstream.spouts.schema_registry import RegisteredSchema, UnresolvableError
@@ -216,6 +219,14 @@ RECURSIVE = class_of(file_of("int64 id = 1", "Order parent = 2"))
 def test_what_cannot_be_a_column_is_refused(schema: Any, words: str) -> None:
     with pytest.raises(SchemaError, match=f"^schema: {words}"):
         KafkaSource("orders", value_format="protobuf", schema=schema)
+
+
+def test_a_source_with_a_message_class_can_be_shipped() -> None:
+    source = KafkaSource("orders", value_format="protobuf", schema=ALL, wire_format="plain")
+    read = readers(pickle.loads(pickle.dumps(source)), SpoutContext("t", "orders", {})).value
+    assert read is not None
+    columns = read([None, ALL(f_int64=5).SerializeToString()])
+    assert columns[source.output.get_field_index("f_int64")].to_pylist() == [None, 5]
 
 
 def test_a_descriptor_set_is_a_schema(tmp_path: Path) -> None:

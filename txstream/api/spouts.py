@@ -44,10 +44,10 @@ class Unavailable:
 class SpoutContext:
     """What a source gets when it is opened, on the driver or on an executor.
 
-    `addresses` come from the run's settings: "kafka" holds the bootstrap servers; "redis" and "database" hold
-    URLs with passwords. A read that makes no progress for `fetch_timeout_seconds` counts as an outage.
-    `task_index` and the fields after it are for tracked spouts and mean the same as in a bolt's
-    `TopologyContext`.
+    `addresses` come from the run's settings: "kafka" holds the bootstrap servers; "redis", "database" and
+    "schema_registry" hold URLs with passwords. A read that makes no progress for `fetch_timeout_seconds`
+    counts as an outage. `task_index` and the fields after it are for tracked spouts and mean the same as in a
+    bolt's `TopologyContext`.
     """
 
     topology_id: str
