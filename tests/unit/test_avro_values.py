@@ -384,7 +384,7 @@ def test_defaults_beside_a_union_that_fastavro_resolves() -> None:
     raw = [encoded(writer, {"n": 1}), encoded(writer, {"n": 2})]
     expected = {"price": Decimal("-1.28"), "in": {"raw": b"\xff"}}
     assert read(writer, reader, *raw) == [{"n": 1, **expected}, {"n": 2, **expected}]
-    with pytest.raises(BadValueError, match=r"it is no such Avro value: .*string is not long"):
+    with pytest.raises(BadValueError, match=r"it is no such Avro value: schema mismatch"):
         read(writer, reader, encoded(writer, {"n": "text"}))
 
 
