@@ -75,19 +75,23 @@ def _check_nulls(values: Column, field: pa.Field) -> None:
 def _structs(values: Column, data_type: pa.StructType) -> pa.Array:
     _expect(values, data_type, dict)
     present = [value for value in values if value is not None]
-    arrays = read_fields(present, data_type)
-    if len(present) < len(values):
-        places = iter(range(len(present)))
+    return spread(read_fields(present, data_type), list(data_type), values)
+
+
+def spread(arrays: Sequence[pa.Array], fields: Sequence[pa.Field], values: Column) -> pa.Array:
+    """Return a struct column. The arrays have the rows whose value is not None."""
+    if arrays and len(arrays[0]) < len(values):
+        places = iter(range(len(values)))
         indices = pa.array([None if value is None else next(places) for value in values], pa.int64())
         arrays = [array.take(indices) for array in arrays]
-    return pa.StructArray.from_arrays(arrays, fields=list(data_type), mask=_nulls(values))
+    return pa.StructArray.from_arrays(arrays, fields=fields, mask=nulls(values))
 
 
 def _lists(values: Column, data_type: pa.ListType) -> pa.Array:
     _expect(values, data_type, list)
     elements = [element for value in values if value is not None for element in value]
     array = _elements(elements, data_type.value_field)
-    return pa.ListArray.from_arrays(_offsets(values), array, type=data_type, mask=_nulls(values))
+    return pa.ListArray.from_arrays(offsets(values), array, type=data_type, mask=nulls(values))
 
 
 def _maps(values: Column, data_type: pa.MapType) -> pa.Array:
@@ -96,7 +100,7 @@ def _maps(values: Column, data_type: pa.MapType) -> pa.Array:
     items = [item for value in values if value is not None for item in value.values()]
     keys = _strings(names, data_type.key_type)
     array = _elements(items, data_type.item_field, names)
-    return pa.MapArray.from_arrays(_offsets(values), keys, array, type=data_type, mask=_nulls(values))
+    return pa.MapArray.from_arrays(offsets(values), keys, array, type=data_type, mask=nulls(values))
 
 
 def _elements(values: Column, field: pa.Field, names: Sequence[str] | None = None) -> pa.Array:
@@ -114,11 +118,12 @@ def _elements(values: Column, field: pa.Field, names: Sequence[str] | None = Non
         raise
 
 
-def _offsets(values: Column) -> pa.Array:
+def offsets(values: Column) -> pa.Array:
+    """Return where the elements of each list or map begin; a null has none."""
     return pa.array([0, *accumulate(0 if value is None else len(value) for value in values)], pa.int32())
 
 
-def _nulls(values: Column) -> pa.Array:
+def nulls(values: Column) -> pa.Array:
     return pa.array([value is None for value in values], pa.bool_())
 
 
@@ -196,22 +201,27 @@ def _decimal(value: int | str) -> Decimal:
 
 def _times(values: Column, data_type: pa.DataType) -> pa.Array:
     """Dates and timestamps."""
-    import pyarrow.compute as pc
-
     texts = _strings(values, data_type)
     try:
         array = texts.cast(data_type)
     except pa.ArrowInvalid:
         raise MisfitError(f"{shown(_any(values))} is not {_EXAMPLES[data_type]}") from None
-    if pa.types.is_date(data_type):
+    if not is_within_years(array):
+        raise MisfitError(f"{shown(_any(values))} is not within the years 1 to 9999")
+    return array
+
+
+def is_within_years(array: pa.Array) -> bool:
+    """Whether dates or timestamps in microseconds are within the years 1 to 9999, as far as Python's go."""
+    import pyarrow.compute as pc
+
+    if pa.types.is_date(array.type):
         bounds, first, last = pc.min_max(array.cast(pa.int32())), _FIRST_DAY, _LAST_DAY
     else:
         bounds = pc.min_max(array.cast(pa.int64()))
         first, last = _FIRST_DAY * _DAY_MICROSECONDS, (_LAST_DAY + 1) * _DAY_MICROSECONDS - 1
     least, most = bounds["min"].as_py(), bounds["max"].as_py()
-    if least is not None and (least < first or most > last):
-        raise MisfitError(f"{shown(_any(values))} is not within the years 1 to 9999")
-    return array
+    return least is None or (least >= first and most <= last)
 
 
 _EXAMPLES = {

@@ -15,26 +15,32 @@ The driver's side is `kafka_coordinator`, the executors' is `kafka_emitter`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
 
-from txstream.api.errors import TopologyError, UsageError
+from txstream.api.errors import SchemaError, TopologyError, UsageError
 from txstream.api.spouts import PartitionedSpout, SpoutContext
 from txstream.spouts.kafka_arguments import (
     Start,
     StartingOffset,
+    check_wire_format,
     kafka_schema,
+    key_type,
     one_of,
     output_columns,
+    schema_of,
     starting_offsets as checked_starting_offsets,
-    value_schema,
+    value_fields,
 )
 from txstream.spouts.kafka_options import check_client_options
 from txstream.spouts.kafka_topic_selection import TopicSelection
 from txstream.spouts.ranges import RecordSpan
+from txstream.spouts.schema_registry import SchemaRegistry, registry_of
+from txstream.spouts.value_formats import FORMATS_WITH_SCHEMAS
 
 if TYPE_CHECKING:
     from txstream.dead_letters import DeadLetter, LetterSender
@@ -78,8 +84,8 @@ class KafkaRange(RecordSpan):
 
 
 class KafkaSource(PartitionedSpout[KafkaRange]):
-    """Kafka topics, emitted as Spark's own Kafka columns or, with `value_format="json"`, as the fields of
-    JSON objects.
+    """Kafka topics, emitted as Spark's own Kafka columns or, with `value_format="json"`, "avro" or
+    "protobuf", as the fields of their values.
 
     topics: one name or several.
     bootstrap: "host:port,..."; by default the run's Kafka address.
@@ -97,14 +103,21 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
     max_records_per_partition: upper bound, per batch, on the offsets taken from one partition.
     isolation_level: "read_committed" (the default: never counts what a producer has aborted) or
         "read_uncommitted".
-    key_format: "binary" or "string" (UTF-8).
-    value_format: "string", "binary", or "json": UTF-8 JSON objects, read into the fields of `schema`.
-        `json_values` says what fits which type. A value that does not fit is a DecodeError with topic,
-        partition, offset, field, reason and the beginning of the value. Missing fields are null, unknown ones
-        are ignored. A record without a value (a tombstone) is a row of nulls.
-    schema: the fields of JSON values: "user string, amount decimal(10,2)" or an Arrow schema.
+    key_format: "binary", "string" (UTF-8), "avro" or "protobuf".
+    value_format: "string", "binary", or one that is read into the fields of `schema`, "json", "avro" or
+        "protobuf". A value that cannot be read is a DecodeError with topic, partition, offset, field, reason
+        and the beginning of the value. A record without a value (a tombstone) is a row of nulls.
+    schema: for JSON, the fields of UTF-8 objects: "user string, amount decimal(10,2)" or an Arrow schema;
+        `json_values` says what fits which type, missing fields are null, unknown ones are ignored. For Avro,
+        the schema that the topology reads by: the path of a .avsc file, JSON text, or a dict. For Protobuf, a
+        generated message class, or the pair of a descriptor set's path and a message's full name.
+        docs/formats.md says which types become which columns, and how schemas may change.
+    key_schema: the same for keys in Avro or Protobuf. The column `key` has its type: a record is a struct.
+    wire_format: for Avro and Protobuf, "confluent": keys and values begin with the id of the schema that they
+        were written by, which a schema registry has; or "plain": they were all written by `schema`.
+    schema_registry: the registry's URL; by default the run's.
     kafka_columns: which of Kafka's columns are emitted, in that order, after the fields of a schema. By
-        default all of them, but with "json" none. "value" is not allowed with "json".
+        default all of them, but with a schema none. "value" is not allowed with a schema.
     errors: what to do with invalid UTF-8: "strict" raises a DecodeError that names topic, partition and
         offset; "replace" puts U+FFFD.
     on_data_loss: "fail" raises DataLostError when records are gone before they were planned; "skip" continues
@@ -131,9 +144,12 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         starting_offsets: Start | Mapping[str, StartingOffset] = "earliest",
         max_records_per_partition: int | None = None,
         isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed",
-        key_format: Literal["string", "binary"] = "binary",
-        value_format: Literal["string", "binary", "json"] = "string",
-        schema: str | pa.Schema | None = None,
+        key_format: Literal["string", "binary", "avro", "protobuf"] = "binary",
+        value_format: Literal["string", "binary", "json", "avro", "protobuf"] = "string",
+        schema: Any = None,
+        key_schema: Any = None,
+        wire_format: Literal["confluent", "plain"] = "confluent",
+        schema_registry: str | None = None,
         kafka_columns: Sequence[str] | None = None,
         errors: Literal["strict", "replace"] = "strict",
         on_data_loss: Literal["fail", "skip"] = "fail",
@@ -148,8 +164,10 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         self.isolation_level = one_of(
             "isolation_level", isolation_level, "read_committed", "read_uncommitted"
         )
-        self.key_format = one_of("key_format", key_format, "string", "binary")
-        self.value_format = one_of("value_format", value_format, "string", "binary", "json")
+        self.key_format = one_of("key_format", key_format, "string", "binary", *FORMATS_WITH_SCHEMAS)
+        self.value_format = one_of(
+            "value_format", value_format, "string", "binary", "json", *FORMATS_WITH_SCHEMAS
+        )
         self.errors = one_of("errors", errors, "strict", "replace")
         self.on_data_loss = one_of("on_data_loss", on_data_loss, "fail", "skip")
         self.client_options = check_client_options(client_options or {})
@@ -165,9 +183,18 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
             raise TopologyError(
                 f"partition_discovery_seconds is {partition_discovery_seconds}; it must be more than 0"
             )
-        self.schema = value_schema(value_format, schema)
-        kafka = kafka_schema(key_format, value_format)
-        self.kafka_columns = output_columns(kafka_columns, kafka, self.schema)
+        self.value_schema = schema_of("schema", value_format, schema)
+        self.key_schema = schema_of("key_schema", key_format, key_schema)
+        self.wire_format = wire_format
+        self.schema_registry = schema_registry
+        check_wire_format(wire_format, schema_registry, (self.value_schema, self.key_schema))
+        self.schema = value_fields(value_format, schema, self.value_schema)
+        kafka = kafka_schema(key_type(key_format, self.key_schema), value_format)
+        self.kafka_columns = output_columns(kafka_columns, kafka, self.schema, value_format)
+        if self.key_schema is not None and "key" not in self.kafka_columns:
+            raise SchemaError(
+                f"key_format={key_format!r} would not be used: kafka_columns does not have 'key'; add it"
+            )
         self.output: pa.Schema = pa.schema(
             [*(self.schema or ()), *(kafka.field(name) for name in self.kafka_columns)]
         )
@@ -194,16 +221,19 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         return KafkaPartitionEmitter(self, context)
 
     def decoded(self, letters: Sequence[DeadLetter]) -> pa.RecordBatch:
+        return self.letter_decoder(SpoutContext("", "", {}))(letters)
+
+    def letter_decoder(self, context: SpoutContext) -> Callable[[Sequence[DeadLetter]], pa.RecordBatch]:
         from txstream.spouts.kafka_columns import decoded
 
-        return decoded(self, letters)
+        return partial(decoded, self, context)
 
     def undecoded(self) -> KafkaSource:
         found = copy.copy(self)
         found.key_format = found.value_format = "binary"
         found.errors = "replace"  # for the names of headers
-        found.schema = None
-        found.output = kafka_schema("binary", "binary")
+        found.schema = found.value_schema = found.key_schema = None
+        found.output = kafka_schema(pa.binary(), "binary")
         found.kafka_columns = tuple(found.output.names)
         return found
 
@@ -227,3 +257,11 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
                 f"write KafkaSource(..., bootstrap='HOST:PORT')"
             )
         return address
+
+    @property
+    def uses_registry(self) -> bool:
+        return self.wire_format == "confluent" and not (self.value_schema is self.key_schema is None)
+
+    def registry(self, context: SpoutContext) -> SchemaRegistry:
+        """The client of the schema registry. Raises UsageError when neither source nor run names one."""
+        return registry_of(self.schema_registry, context, str(self.selection))

@@ -9,8 +9,10 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from txstream.api.errors import SchemaError, TopologyError
+from txstream.api.schema import format_type
 from txstream.spouts.json_values import json_schema
 from txstream.spouts.kafka_topic_selection import TopicSelection
+from txstream.spouts.value_formats import FORMATS_WITH_SCHEMAS, SchemaFormat, schema_format
 
 Start = Literal["earliest", "latest"] | datetime
 StartingOffset = int | Start
@@ -81,11 +83,11 @@ def epoch_milliseconds(moment: datetime) -> int:
     return -((_EPOCH - moment) // timedelta(milliseconds=1))
 
 
-def kafka_schema(key_format: str, value_format: str) -> pa.Schema:
+def kafka_schema(key_type: pa.DataType, value_format: str) -> pa.Schema:
     """The columns of Spark's Kafka source, with key and value typed by their formats."""
     return pa.schema(
         [
-            pa.field("key", _FORMATS[key_format]),
+            pa.field("key", key_type),
             pa.field("value", _FORMATS.get(value_format, pa.binary())),
             pa.field("topic", pa.string()),
             pa.field("partition", pa.int32()),
@@ -97,8 +99,27 @@ def kafka_schema(key_format: str, value_format: str) -> pa.Schema:
     )
 
 
-def value_schema(value_format: str, declaration: str | pa.Schema | None) -> pa.Schema | None:
-    """The fields that JSON values are read into; None for other formats."""
+def key_type(key_format: str, schema: SchemaFormat | None) -> pa.DataType:
+    return _FORMATS[key_format] if schema is None else schema.type
+
+
+def schema_of(argument: str, name: str, given: Any) -> SchemaFormat | None:
+    """Return the schema of a format that has one, None for other formats."""
+    if name in FORMATS_WITH_SCHEMAS:
+        return schema_format(argument, name, given)
+    if argument == "key_schema" and given is not None:
+        raise SchemaError(f"key_schema goes with key_format='avro' or 'protobuf'; key_format is {name!r}")
+    return None
+
+
+def value_fields(value_format: str, declaration: Any, schema: SchemaFormat | None) -> pa.Schema | None:
+    """The fields that values are read into; None for formats without."""
+    if schema is not None:
+        if not pa.types.is_struct(schema.type):
+            raise SchemaError(
+                f"schema: values are read into the fields of a record, and this is {format_type(schema.type)}"
+            )
+        return pa.schema(list(schema.type))
     if value_format == "json":
         if declaration is None:
             raise SchemaError(
@@ -107,14 +128,25 @@ def value_schema(value_format: str, declaration: str | pa.Schema | None) -> pa.S
             )
         return json_schema(declaration)
     if declaration is not None:
-        raise SchemaError(f"schema goes with value_format='json'; value_format is {value_format!r}")
+        raise SchemaError(
+            f"schema goes with value_format='json', 'avro' or 'protobuf'; value_format is {value_format!r}"
+        )
     return None
 
 
+def check_wire_format(wire_format: str, registry: str | None, schemas: Sequence[SchemaFormat | None]) -> None:
+    """Raise TopologyError for arguments about schema ids that would not be used."""
+    one_of("wire_format", wire_format, "confluent", "plain")
+    if registry is not None and not any(schemas):
+        raise TopologyError("schema_registry goes with the formats 'avro' and 'protobuf'; leave it out")
+    if registry is not None and wire_format == "plain":
+        raise TopologyError("with wire_format='plain' records have no schema ids; leave schema_registry out")
+
+
 def output_columns(
-    chosen: Sequence[str] | None, kafka: pa.Schema, fields: pa.Schema | None
+    chosen: Sequence[str] | None, kafka: pa.Schema, fields: pa.Schema | None, value_format: str
 ) -> tuple[str, ...]:
-    """Return which of Kafka's columns are emitted: by default all, or none beside JSON fields."""
+    """Return which of Kafka's columns are emitted: by default all, or none beside the fields of a schema."""
     if chosen is None:
         return tuple(kafka.names) if fields is None else ()
     if isinstance(chosen, str):
@@ -127,7 +159,7 @@ def output_columns(
             raise SchemaError(f"kafka_columns has {name!r} twice")
         if fields is not None and name == "value":
             raise SchemaError(
-                "kafka_columns has 'value', which value_format='json' reads into its own fields"
+                f"kafka_columns has 'value', which value_format={value_format!r} reads into its own fields"
             )
         if fields is not None and name in fields.names:
             raise SchemaError(

@@ -6,80 +6,118 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from txstream.api.errors import DecodeError
+from txstream.api.spouts import SpoutContext
 from txstream.dead_letters import DeadLetter
 from txstream.spouts.json_values import BadValueError, JsonReader
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka_protocol import Partition
 from txstream.spouts.kafka_record_blocks import Headers, RecordColumns, Records
+from txstream.spouts.value_formats import PlainReader, RegisteredReader, SchemaFormat
 
 _MILLISECONDS = pa.timestamp("ms", tz="UTC")
 _SHOWN_BYTES = 200
 
 
-def json_reader(source: KafkaSource) -> JsonReader | None:
-    """The reader of a source's JSON values; None for other formats."""
+class Readers(NamedTuple):
+    """What turns the values and the keys of a source into columns, where they have schemas. They raise
+    BadValueError, and ServiceUnavailableError while the schema registry is away."""
+
+    value: Callable[[Sequence[bytes | None]], list[pa.Array]] | None = None
+    key: Callable[[Sequence[bytes | None]], pa.Array] | None = None
+
+
+def readers(source: KafkaSource, context: SpoutContext) -> Readers:
+    """Return the readers of a source's values and keys."""
+
+    def reader(schema: SchemaFormat) -> PlainReader | RegisteredReader:
+        if source.uses_registry:
+            return RegisteredReader(schema, partial(source.registry, context), source.errors)
+        return PlainReader(schema, source.errors)
+
+    key = None if source.key_schema is None else reader(source.key_schema).read
+    if source.value_schema is not None:
+        read = reader(source.value_schema).read
+        return Readers(lambda values: read(values).flatten(), key)
     if source.schema is None:
-        return None
-    return JsonReader(source.schema, replace_invalid_utf8=source.errors == "replace")
+        return Readers(None, key)
+    return Readers(JsonReader(source.schema, replace_invalid_utf8=source.errors == "replace").read, key)
 
 
 def record_batch(
-    source: KafkaSource, reader: JsonReader | None, partition: Partition, columns: RecordColumns
+    source: KafkaSource, read: Readers, partition: Partition, columns: RecordColumns
 ) -> pa.RecordBatch:
-    """Return records as a source emits them. `reader` is its `json_reader`. Raises DecodeError."""
-    arrays = [] if reader is None else json_columns(reader, partition, columns)
+    """Return records as a source emits them. `read` are its `readers`. Raises DecodeError."""
+    arrays: list[pa.Array] = []
+    if read.value is not None:
+        raw = columns.values.to_pylist()
+        try:
+            arrays = read.value(raw)
+        except BadValueError as bad:
+            raise _misfit("value", source.value_format, raw, partition, columns, bad) from bad
     for name in source.kafka_columns:
+        if name == "key" and read.key is not None:
+            raw = columns.keys.to_pylist()
+            try:
+                arrays.append(read.key(raw))
+            except BadValueError as bad:
+                raise _misfit("key", source.key_format, raw, partition, columns, bad) from bad
+            continue
         data_type = source.output.field(name).type
         arrays.append(kafka_column(name, data_type, partition, columns, source.errors == "replace"))
     return pa.RecordBatch.from_arrays(arrays, schema=source.output)
 
 
+def _misfit(
+    what: str,
+    name: str,
+    raw: Sequence[bytes | None],
+    partition: Partition,
+    columns: RecordColumns,
+    bad: BadValueError,
+) -> DecodeError:
+    """Return the error of a bad value or key, which shows its beginning."""
+    value = raw[bad.row] or b""
+    shown = repr(value[:_SHOWN_BYTES].decode(errors="backslashreplace"))
+    if len(value) > _SHOWN_BYTES:
+        shown = f"{shown}... ({len(value):,} bytes)"
+    instead = "string" if name == "json" else "binary"
+    return DecodeError(
+        f"the {what} of the record at offset {columns.offsets[bad.row]} of topic {partition.topic!r}, "
+        f"partition {partition.number}, does not fit the schema: {bad.reason}; the {what} is {shown}; "
+        f"correct the schema, or read with {what}_format={instead!r} and decide in a bolt"
+    )
+
+
 def joined_batch(
-    source: KafkaSource, reader: JsonReader | None, parts: Sequence[tuple[Partition, RecordColumns]]
+    source: KafkaSource, read: Readers, parts: Sequence[tuple[Partition, RecordColumns]]
 ) -> pa.RecordBatch:
     """Return the records of several partitions, one after the other. They are made together, since every
     array has a fixed cost. Raises DecodeError."""
     if len(parts) > 1:
         with suppress(DecodeError):  # decoded one by one, below, the error names its partition
-            return _made_together(source, reader, parts)
-    return pa.concat_batches([record_batch(source, reader, *part) for part in parts])
+            return _made_together(source, read, parts)
+    return pa.concat_batches([record_batch(source, read, *part) for part in parts])
 
 
 def _made_together(
-    source: KafkaSource, reader: JsonReader | None, parts: Sequence[tuple[Partition, RecordColumns]]
+    source: KafkaSource, read: Readers, parts: Sequence[tuple[Partition, RecordColumns]]
 ) -> pa.RecordBatch:
-    made = record_batch(source, reader, parts[0][0], RecordColumns.joined(columns for _, columns in parts))
+    made = record_batch(source, read, parts[0][0], RecordColumns.joined(columns for _, columns in parts))
     for name in {"topic", "partition"}.intersection(source.kafka_columns):
         place = made.schema.get_field_index(name)
         field = made.schema.field(place)
         column = pa.concat_arrays([kafka_column(name, field.type, *part, replace=False) for part in parts])
         made = made.set_column(place, field, column)
     return made
-
-
-def json_columns(reader: JsonReader, partition: Partition, columns: RecordColumns) -> list[pa.Array]:
-    """Return the fields of the values. Raises DecodeError, which shows the beginning of the bad value."""
-    values = columns.values.to_pylist()
-    try:
-        return reader.read(values)
-    except BadValueError as bad:
-        value = values[bad.row] or b""
-        shown = repr(value[:_SHOWN_BYTES].decode(errors="backslashreplace"))
-        if len(value) > _SHOWN_BYTES:
-            shown = f"{shown}... ({len(value):,} bytes)"
-        raise DecodeError(
-            f"the value of the record at offset {columns.offsets[bad.row]} of topic {partition.topic!r}, "
-            f"partition {partition.number}, does not fit the schema: {bad.reason}; the value is {shown}; "
-            f"correct the schema, or read with value_format='string' and decide in a bolt"
-        ) from bad
 
 
 def kafka_column(
@@ -170,12 +208,12 @@ def _not_utf8(what: str, partition: Partition, offset: int, error: UnicodeDecode
     )
 
 
-def decoded(source: KafkaSource, letters: Sequence[DeadLetter]) -> pa.RecordBatch:
+def decoded(source: KafkaSource, context: SpoutContext, letters: Sequence[DeadLetter]) -> pa.RecordBatch:
     """Return the records as the source emits them. Raises DecodeError. The type of a timestamp is not
     kept: it counts as the producer's."""
     if not letters:
         return pa.RecordBatch.from_pylist([], schema=source.output)
-    return joined_batch(source, json_reader(source), [_part(letter) for letter in letters])
+    return joined_batch(source, readers(source, context), [_part(letter) for letter in letters])
 
 
 def _part(letter: DeadLetter) -> tuple[Partition, RecordColumns]:

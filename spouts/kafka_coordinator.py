@@ -77,6 +77,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         self._context = context
         self._planning_seconds = min(PLANNING_SECONDS, context.connect_timeout_seconds)
         self._address = source.address(context)
+        self._registry = source.registry(context) if source.uses_registry else None
         self._selection = source.selection
         read_committed = source.isolation_level == "read_committed"
         self._latest = LATEST_STABLE if read_committed else LATEST_WRITTEN
@@ -208,6 +209,15 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             elif log.end < meta.end:
                 raise self._lost_plan(name, meta, f"the log ends at offset {log.end}")
         return unavailable
+
+    def services_away(self) -> Mapping[str, str]:
+        if self._registry is None:
+            return {}
+        try:
+            self._registry.check(self._planning_seconds)
+        except ServiceUnavailableError as error:
+            return {f"the schema registry at {self._registry.shown}": str(error)}
+        return {}
 
     def targets(self) -> Mapping[str, Target]:
         """The ends of all partitions, read once. Raises PartitionUnavailableError."""

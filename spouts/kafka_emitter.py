@@ -18,7 +18,7 @@ from txstream.api.errors import PartitionUnavailableError, ServiceUnavailableErr
 from txstream.api.spouts import PartitionEmitter, SpoutContext
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_client import KafkaClient
-from txstream.spouts.kafka_columns import joined_batch, json_reader
+from txstream.spouts.kafka_columns import joined_batch, readers
 from txstream.spouts.kafka_fetch import CHUNK_OFFSETS, RangeFetcher
 from txstream.spouts.kafka_range_read import RangeRead
 from txstream.transaction import TransactionAttempt
@@ -36,10 +36,10 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
         self._context = context
         self._client: KafkaClient | None = None
         self._fetcher: RangeFetcher | None = None
-        self._json = json_reader(source)
+        self._read = readers(source, context)
 
     def emit(self, attempt: TransactionAttempt, partition: str, meta: KafkaRange) -> Iterator[pa.RecordBatch]:
-        """The rows of one range. Raises the contract's errors, and DecodeError for invalid UTF-8 or JSON."""
+        """The rows of one range. Raises the contract's errors, and DecodeError for what cannot be decoded."""
         for _, batch in self.emit_many(attempt, {partition: meta}):
             yield batch
 
@@ -64,7 +64,7 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
             for some in _chunks(progressed):
                 counts = {read.name: len(read.columns) for read in some}
                 parts = [(read.partition, read.take()) for read in some]
-                yield counts, joined_batch(self._source, self._json, parts)
+                yield counts, joined_batch(self._source, self._read, parts)
 
     def close(self) -> None:
         if self._client is not None:

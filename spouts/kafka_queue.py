@@ -43,7 +43,7 @@ from txstream.api.spouts import SpoutContext
 from txstream.api.tracked import MessageId, Spout, SpoutCollector
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka_arguments import ALL_OTHERS
-from txstream.spouts.kafka_columns import json_reader, record_batch
+from txstream.spouts.kafka_columns import readers, record_batch
 from txstream.spouts.kafka_protocol import Partition, reason_of
 from txstream.spouts.kafka_record_blocks import RecordColumns, Records
 from txstream.wording import counted
@@ -148,7 +148,7 @@ class KafkaQueueSpout(Spout):
         source = self.source
         source.coordinator(context).close()  # checks the address, the options and the topics
         self._collector = collector
-        self._json = json_reader(source)
+        self._readers = readers(source, context)
         self._lock = threading.Lock()
         self._assigned: dict[TopicPartition, _Assigned] = {}
         self._assignments = 0
@@ -310,7 +310,7 @@ class KafkaQueueSpout(Spout):
 
     def _take(self, place: TopicPartition, state: _Assigned, records: list[Any]) -> None:
         partition = Partition(place.topic, place.partition)
-        batch = record_batch(self.source, self._json, partition, _columns(records))
+        batch = record_batch(self.source, self._readers, partition, _columns(records))
         rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
         with self._lock:
             for record, row in zip(records, rows, strict=True):

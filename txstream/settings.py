@@ -21,7 +21,10 @@ from txstream.wording import a
 DATA_DIR = ".txstream"
 SETTINGS_FILE = "txstream.toml"
 COLD, WARM = "cold", "warm"
-_STRINGS = ("zookeeper", "kafka", "database", "master", "redis", "standby")
+_STRINGS = (
+    *("zookeeper", "kafka", "database", "master", "redis"),
+    *("schema_registry", "schema_registry_ca", "standby"),
+)
 _LISTS = ("state_databases",)
 _LITTLE_BYTES = 1024 * 1024
 _DEADLINES = ("connect_timeout_seconds", "session_timeout_seconds", "fetch_timeout_seconds")
@@ -32,20 +35,23 @@ class Settings:
     """Addresses and deadlines of a run.
 
     `zookeeper` is hosts with an optional chroot, `kafka` bootstrap servers, `database` a SQLAlchemy URL,
-    `master` a Spark master, `redis` a URL for RedisStreamSpout. `standby` is "cold" or "warm": what a driver
-    has ready while another one leads. None means not given: look further. `spark_conf` is passed to a session
-    that txstream makes, whose JVM prints into `spark_log` (unset: a file in `log_dir`). `py_files` are
-    shipped to executors; `package` is the one that holds the framework, for executors that do not have it.
-    `ledger_keep` says how long the ledger keeps a batch: "7d", "100000", "all", or the default "7d,100000"
-    (whichever limit is reached first). `state_databases` are the URLs, with passwords, of further databases
-    with state, for commands that look there.
-    """
+    `master` a Spark master, `redis` a URL for RedisStreamSpout. `schema_registry` is
+    the URL, with user and password, of a schema registry with Confluent's interface, `schema_registry_ca` a
+    file with the certificates in PEM of the authorities that it is trusted by, instead of the system's.
+    `standby` is "cold" or "warm": what a driver has ready while another one leads. None means not given: look
+    further. `spark_conf` is passed to a session that txstream makes, whose JVM prints into `spark_log`
+    (unset: a file in `log_dir`). `py_files` are shipped to executors; `package` is the one that holds the
+    framework, for executors that do not have it. `ledger_keep` says how long the ledger keeps a batch: "7d",
+    "100000", "all", or the default "7d,100000" (whichever limit is reached first). `state_databases` are the
+    URLs, with passwords, of further databases with state, for commands that look there."""
 
     zookeeper: str | None = None
     kafka: str | None = None
     database: str | None = field(default=None, repr=False)
     master: str | None = None
     redis: str | None = field(default=None, repr=False)
+    schema_registry: str | None = field(default=None, repr=False)
+    schema_registry_ca: str | None = None
     standby: str | None = None
     data_dir: Path = Path(DATA_DIR)
     connect_timeout_seconds: float = 10.0
@@ -127,7 +133,13 @@ class Settings:
 
     def addresses(self) -> dict[str, str]:
         """Return the known addresses that a source or a bolt may need."""
-        known = {"kafka": self.kafka, "redis": self.redis, "database": self.database_url()}
+        known = {
+            "kafka": self.kafka,
+            "redis": self.redis,
+            "schema_registry": self.schema_registry,
+            "schema_registry_ca": self.schema_registry_ca,
+            "database": self.database_url(),
+        }
         return {name: address for name, address in known.items() if address}
 
     def database_url(self) -> str:

@@ -21,6 +21,7 @@ from kazoo.client import KazooClient
 from support.guide import DOCS, GUIDES, ShownCommand, commands_of, files_of, python_of
 from support.nursery import nursery
 from support.runs import SPARK_STARTS_SOONER
+from support.schema_registry import FakeRegistry
 from support.texts import make_lines
 
 from txstream.embedded import running
@@ -58,7 +59,7 @@ SUPPLIES = {"text.txt": english(), "word_count.py": python_of(GUIDES[0]), "resul
 class Desk:
     """A folder with running services; `txstream` and `python` are on the path."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, registry: str) -> None:
         self.folder = folder / "desk"
         self.folder.mkdir()
         programs = folder / "bin"
@@ -75,6 +76,7 @@ class Desk:
             **SPARK_STARTS_SOONER,
             "PATH": path,
             "TXSTREAM_MASTER": "local[2]",
+            "TXSTREAM_SCHEMA_REGISTRY": registry,
             "COLUMNS": "80",
             "TERM": "dumb",
         }
@@ -120,9 +122,10 @@ class Desk:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    made = Desk(tmp_path_factory.mktemp("guides"))
-    yield made
-    made.type("txstream down")
+    with FakeRegistry() as registry:
+        made = Desk(tmp_path_factory.mktemp("guides"), registry.url)
+        yield made
+        made.type("txstream down")
 
 
 @pytest.mark.parametrize("guide", [guide for guide in GUIDES if commands_of(guide)], ids=lambda g: g.name)

@@ -5,6 +5,7 @@ tests/acceptance/test_guides.py runs the commands.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
@@ -52,6 +53,8 @@ def test_a_command_exists_and_takes_what_it_is_given(guide: Path, command: Shown
                 assert not hasattr(found, "commands"), "it lacks its subcommand"
                 # A command remembers the first names of its help: those that all have.
                 found.make_context("txstream", arguments, **parser().context_settings)
+            case "python" if words[0] == "-m":
+                assert importlib.util.find_spec(words[1]) is not None
             case "python":
                 assert words[0] in files_of(guide) or (ROOT / words[0]).is_file()
             case "make":

@@ -28,9 +28,10 @@ from support.kafka_batches import (
 )
 
 from txstream.api.errors import DecodeError
+from txstream.api.spouts import SpoutContext
 from txstream.spouts import kafka_record_batches
 from txstream.spouts.kafka import KafkaSource
-from txstream.spouts.kafka_columns import joined_batch, json_reader, record_batch
+from txstream.spouts.kafka_columns import Readers, joined_batch, readers, record_batch
 from txstream.spouts.kafka_decode_numpy import decode
 from txstream.spouts.kafka_protocol import Partition
 from txstream.spouts.kafka_record_batches import CorruptBatchError, Fetched, decode_records
@@ -249,7 +250,7 @@ def test_the_columns_of_several_partitions_are_what_each_has_alone(
     values: list[list[bytes | None]], options: dict[str, Any]
 ) -> None:
     source = KafkaSource(["t0", "t1"], **options)
-    reader = json_reader(source)
+    reader = readers(source, SpoutContext("t", "lines", {}))
     parts = columns_of(
         [batch(0, [(i, i, b"k", value, [("h", b"1")]) for i, value in enumerate(some)]) for some in values]
     )
@@ -347,7 +348,7 @@ def test_columns_that_are_left_out_change_nothing_in_the_others() -> None:
     columns = RecordColumns()
     headers: Headers = [("h", b"1")]
     decode_one(batch(0, [(i, i, b"k", b"%d" % i, headers) for i in range(9)]), 2, 7, columns)
-    everything = record_batch(KafkaSource("lines"), None, Partition("lines", 0), columns)
+    everything = record_batch(KafkaSource("lines"), Readers(), Partition("lines", 0), columns)
     for name in everything.schema.names:
         source = KafkaSource("lines", kafka_columns=[name])
-        assert record_batch(source, None, Partition("lines", 0), columns) == everything.select([name])
+        assert record_batch(source, Readers(), Partition("lines", 0), columns) == everything.select([name])

@@ -455,3 +455,30 @@ def test_a_run_whose_advance_is_never_answered_can_be_aborted_and_is_recovered(l
         run.finish()
     assert run.coordinator.current == 1
     assert sorted(world.table.batches) == [1]
+
+
+# --- services besides the log ----------------------------------------------------------------------
+
+
+@BOTH
+def test_a_batch_waits_for_a_service_of_its_source_and_no_attempt_counts(
+    log: MemoryLog, spout: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.on_emit = failing_once(ServiceUnavailableError("the registry is away"), 1)
+    run = Run(World(log, spout), max_batch_records=100, options={"max_attempts": 1})
+    answers = iter([{"the registry": "no answer"}, {"the registry": "no answer"}, {}])
+    shown: list[str] = []
+
+    def services_away() -> Mapping[str, str]:
+        shown.append(str(run.loop.waiting_for))
+        return next(answers)
+
+    run.spout.services_away = services_away  # type: ignore[method-assign]
+    run.complete()
+    assert run.world.table.totals() == words(log)
+    assert [one.txid for one in run.runner.attempts] == [1, 1], "it was tried while the service was away"
+    since = shown[1].removeprefix("the registry since ")
+    assert since.endswith(" (txid 1 needs it)")
+    assert shown == ["None", f"the registry since {since}", f"the registry since {since}"]
+    told = [one.message for one in caplog.records if "waiting" in one.message]
+    assert told == [f"waiting for {shown[1]}: no answer", f"no longer waiting for {shown[1]}"]

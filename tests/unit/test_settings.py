@@ -10,7 +10,7 @@ from txstream import embedded
 from txstream.api.errors import UsageError
 from txstream.settings import SETTINGS_FILE, Settings
 
-NAMES = ("zookeeper", "kafka", "database", "master", "redis")
+NAMES = ("zookeeper", "kafka", "database", "master", "redis", "schema_registry", "schema_registry_ca")
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -44,10 +44,10 @@ class Unavailable:
 class SpoutContext:
     """What a source gets when it is opened, on the driver or on an executor.
 
-    `addresses` come from the run's settings: "kafka" holds the bootstrap servers; "redis" and "database" hold
-    URLs with passwords. A read that makes no progress for `fetch_timeout_seconds` counts as an outage.
-    `task_index` and the fields after it are for tracked spouts and mean the same as in a bolt's
-    `TopologyContext`.
+    `addresses` come from the run's settings: "kafka" holds the bootstrap servers; "redis", "database" and
+    "schema_registry" hold URLs with passwords. A read that makes no progress for `fetch_timeout_seconds`
+    counts as an outage. `task_index` and the fields after it are for tracked spouts and mean the same as in a
+    bolt's `TopologyContext`.
     """
 
     topology_id: str
@@ -92,6 +92,12 @@ class PartitionCoordinator(ABC, Generic[Meta]):
     def unreadable(self, metas: Mapping[str, Meta]) -> Mapping[str, Unavailable]:
         """Return those of these planned partitions that cannot be read now. A transactional replay waits for
         them."""
+        return {}
+
+    def services_away(self) -> Mapping[str, str]:
+        """Return which services besides the log do not answer now though emitters need them, each with the
+        reason: "the schema registry at http://...". Asked after an attempt has failed with
+        ServiceUnavailableError; the next one waits for them."""
         return {}
 
     def targets(self) -> Mapping[str, Any]:
@@ -205,6 +211,11 @@ class PartitionedSpout(ABC, Generic[Meta]):
         schema = parse_schema(self.output)
         columns = [_column([row.get(one.name) for row in rows], one, letters) for one in schema]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def letter_decoder(self, context: SpoutContext) -> Callable[[Sequence[DeadLetter]], pa.RecordBatch]:
+        """Return `decoded` for one run. Override this instead if decoding needs an address; what it returns
+        may raise ServiceUnavailableError, too."""
+        return self.decoded
 
     def letter_topic(self, topic: str, context: SpoutContext, timeout_seconds: float) -> LetterSender:
         """Connect to a topic beside the source, to send dead letters to. Called on the driver, off its loop,

@@ -66,6 +66,13 @@ _ADDRESSES = {
     "kafka": _setting(
         str | None, None, "--kafka", "SERVERS", "Bootstrap servers, HOST:PORT,... [env: TXSTREAM_KAFKA]"
     ),
+    "schema_registry": _setting(
+        str | None,
+        None,
+        "--schema-registry",
+        "URL",
+        "Schema registry of Avro and Protobuf records [env: TXSTREAM_SCHEMA_REGISTRY]",
+    ),
     "database": _setting(
         str | None,
         None,
@@ -165,7 +172,9 @@ def _signature(function: Command, shared: dict[str, Any]) -> inspect.Signature:
 
 def _make_cli(values: dict[str, Any]) -> Cli:
     named: dict[str, Any] = {
-        name: values[name] or None for name in ("zookeeper", "kafka", "database", "master") if name in values
+        name: values[name] or None
+        for name in ("zookeeper", "kafka", "schema_registry", "database", "master")
+        if name in values
     }
     others = list(values.get("state_database") or ())
     if isinstance(named.get("database"), list):

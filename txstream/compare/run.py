@@ -68,6 +68,9 @@ class _Source(PartitionCoordinator[Any]):
     def unreadable(self, metas: Mapping[str, Any]) -> Mapping[str, Unavailable]:
         return {**self._inner.unreadable(metas), **_away(self._injector.unreadable(), metas)}
 
+    def services_away(self) -> Mapping[str, str]:
+        return self._inner.services_away()
+
     def targets(self) -> Positions:
         return self._end
 

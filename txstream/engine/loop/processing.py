@@ -88,13 +88,15 @@ class Processing:
         self._statistics.replayed_attempts += txid in self._emitted
         self._emitted.add(txid)
 
+        failures = self._batches.failures.of(txid)
+
         def start() -> None:
-            if emit.stored and txid in self._unreadable.recheck:
+            is_placed = emit.stored and txid in self._unreadable.recheck
+            if is_placed or (failures is not None and failures.by_service):
                 self._unreadable.wait_for(emit, self._start_job)
             else:
                 self._start_job(emit)
 
-        failures = self._batches.failures.of(txid)
         if failures is not None and failures.delay_seconds:
             self._batches.workers.after(failures.delay_seconds, start)
         else:

@@ -1,14 +1,15 @@
-"""Partitions that cannot be read: a new batch goes without them, a replay of a stored plan waits for them."""
+"""Partitions that cannot be read: a new batch goes without them, a replay of a stored plan waits for them.
+Any replay waits for a service that the source needs besides, such as a schema registry."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from txstream.api.errors import BatchFailedError, ServiceUnavailableError
-from txstream.api.spouts import PartitionCoordinator, Unavailable
+from txstream.api.spouts import PartitionCoordinator
 from txstream.coordinator import EmitBatch
 from txstream.engine.loop.leadership_watch import if_leading
 from txstream.engine.loop.open_batches import Batches
@@ -60,38 +61,55 @@ class UnreadablePartitions:
             log.warning("batches have %s again", _listed(back))
 
     def wait_for(self, emit: EmitBatch[Any], start: Callable[[EmitBatch[Any]], None]) -> None:
-        """Start a stored plan once all its partitions can be read. The attempt's time begins only then."""
+        """Start an attempt once the services that it needs answer and, for a stored plan, all its partitions
+        can be read. The attempt's time begins only then."""
         batches, key = self._batches, f"txid {emit.attempt.txid}"
-        because = f"{key} must hold the same tuples"
         if not batches.is_active(emit.attempt):
             self._waiting.drop(key)
             return
 
-        def again(what: str, reason: object) -> None:
-            if self._waiting.is_waiting(key):
-                wait(what, reason)
-            else:
-                if_leading(batches, self._store, lambda: wait(what, reason))
+        def ask() -> _Missing | None:
+            for service, reason in self._spout.services_away().items():
+                return _Missing(service, reason, f"{key} needs it")
+            unreadable = self._spout.unreadable(emit.metas.partitions) if emit.stored else {}
+            if not unreadable:
+                return None
+            reasons = sorted({one.reason for one in unreadable.values()})
+            return _Missing(_listed(unreadable), "; ".join(reasons), f"{key} must hold the same tuples")
 
-        def wait(what: str, reason: object) -> None:
+        def again(missing: _Missing) -> None:
+            if self._waiting.is_waiting(key):
+                wait(missing)
+            else:
+                if_leading(batches, self._store, lambda: wait(missing))
+
+        def wait(missing: _Missing) -> None:
             if batches.is_active(emit.attempt):
-                self._waiting.begin(key, what, reason, because)
+                self._waiting.begin(key, missing.what, missing.reason, missing.because)
             batches.workers.after(CHECK_SECONDS, lambda: self.wait_for(emit, start))
 
-        def done(unreadable: Mapping[str, Unavailable]) -> None:
-            if unreadable:
-                again(_listed(unreadable), "; ".join(sorted({one.reason for one in unreadable.values()})))
+        def done(missing: _Missing | None) -> None:
+            if missing is not None:
+                again(missing)
             else:
                 self._waiting.end(key)
                 start(emit)
 
         def failed(error: BaseException) -> None:
             if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
-                again(f"the partitions of {key}", error)
+                again(_Missing(f"the partitions of {key}", error, f"{key} must hold the same tuples"))
             else:
                 batches.fail_run(error)
 
-        batches.workers.submit(Lane.PLAN, lambda: self._spout.unreadable(emit.metas.partitions), done, failed)
+        batches.workers.submit(Lane.PLAN, ask, done, failed)
+
+
+class _Missing(NamedTuple):
+    """What an attempt waits for."""
+
+    what: str
+    reason: object
+    because: str
 
 
 def _listed(partitions: Collection[str]) -> str:

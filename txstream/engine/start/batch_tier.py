@@ -79,7 +79,7 @@ class BatchTier(Tier[EventLoop]):
             partial(letters_of, source, ready.plan.context),
             Retries(
                 [target.of(self.topology, taken.identity.uuid) for target in targets],
-                source.decoded,
+                source.letter_decoder(ready.plan.context),
                 taken.steering.retries,
             ),
             until_txid=self.until_txid,

@@ -1,0 +1,263 @@
+"""Values with schema ids, read by way of a registry: what is asked for, kept, waited for and refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from support.schema_registry import FakeRegistry
+
+from txstream.api.errors import SchemaError, ServiceUnavailableError, TopologyError, UsageError
+from txstream.api.spouts import SpoutContext
+from txstream.spouts.json_values import BadValueError
+from txstream.spouts.kafka import KafkaSource
+from txstream.spouts.kafka_columns import readers
+from txstream.spouts.schema_registry import SchemaRegistry
+
+PASSWORD = "pa/ss@word"
+
+
+def order(*fields: tuple[str, Any], **defaults: Any) -> dict[str, Any]:
+    """A record of these fields, some with defaults."""
+    made = [
+        {"name": name, "type": kind, **({"default": defaults[name]} if name in defaults else {})}
+        for name, kind in fields
+    ]
+    return {"type": "record", "name": "Order", "fields": made}
+
+
+OLD = order(("id", "int"), ("user", "string"))
+NEW = order(("id", "long"), ("user", "string"), ("note", ["null", "string"]), note=None)
+READER = order(("id", "long"), ("note", ["null", "string"]), note=None)
+
+
+def encoded(schema_id: int, schema: Any, value: Any) -> bytes:
+    data = io.BytesIO()
+    fastavro.schemaless_writer(data, fastavro.parse_schema(schema), value)
+    return b"\0" + schema_id.to_bytes(4, "big") + data.getvalue()
+
+
+def reader_of(registry: str, schema: Any = READER, **options: Any) -> Callable[[list[bytes | None]], Any]:
+    addresses = {"schema_registry": registry, **options}
+    source = KafkaSource("orders", value_format="avro", schema=schema)
+    read = readers(source, SpoutContext("t", "orders", addresses, 2.0, 2.0)).value
+    assert read is not None
+    return lambda values: [column.to_pylist() for column in read(values)]
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeRegistry]:
+    with FakeRegistry(login=f"me:{PASSWORD}") as running:
+        yield running
+
+
+def url_of(registry: FakeRegistry) -> str:
+    return registry.url.replace("://", "://me:pa%2Fss%40word@")
+
+
+def test_each_value_is_read_by_the_schema_that_it_was_written_with(registry: FakeRegistry) -> None:
+    """An id is asked for once in a process, and never again, also when the registry is away by then."""
+    old, new = registry.add("orders-value", json.dumps(OLD)), registry.add("orders-value", json.dumps(NEW))
+    values = [
+        encoded(new, NEW, {"id": 1, "user": "ann", "note": "x"}),
+        None,
+        encoded(old, OLD, {"id": 2, "user": "bob"}),
+        encoded(new, NEW, {"id": 3, "user": "eve", "note": None}),
+    ]
+    read = reader_of(url_of(registry))
+    expected = [[1, None, 2, 3], ["x", None, None, None]]
+    assert read(values) == expected
+    assert sorted(registry.requests) == [f"/schemas/ids/{old}", f"/schemas/ids/{new}"]
+    registry.stop()
+    assert read(values) == expected
+    assert reader_of(url_of(registry))(values) == expected, "another source of this process asks again"
+    assert reader_of(url_of(registry))([None, None]) == [[None, None], [None, None]]
+    assert reader_of(url_of(registry))([]) == [[], []]
+
+
+def test_a_change_that_cannot_be_resolved_names_schema_subject_and_both_fields(
+    registry: FakeRegistry,
+) -> None:
+    wrong = order(("id", "string"))
+    registry.add("orders-value", json.dumps(OLD))
+    other = registry.add("orders-value", json.dumps(wrong))
+    good = encoded(1, OLD, {"id": 1, "user": "ann"})
+    with pytest.raises(BadValueError) as caught:
+        reader_of(url_of(registry))([good, encoded(other, wrong, {"id": "x"}), good])
+    assert caught.value.row == 1
+    assert caught.value.reason == (
+        f"schema {other} (subject 'orders-value', version 2): field 'id' is string in the writer's "
+        f"schema, long "
+        f"in the topology's"
+    )
+
+
+def test_the_first_bad_value_is_named_whatever_its_schema(registry: FakeRegistry) -> None:
+    registry.add("orders-value", json.dumps(OLD))
+    proto = registry.add("other-value", "message Order {}", "PROTOBUF")
+    good = encoded(1, OLD, {"id": 1, "user": "ann"})
+    read = reader_of(url_of(registry))
+    for bad, reason in (
+        (b"\0\0\0\0\x63x", f"schema 99 is not in the schema registry at {registry.url}"),
+        (b"\1\0\0\0\1x", "it has no schema id: it does not begin with a zero byte"),
+        (b"", "it has no schema id"),
+        (good[:-1], "it is no such Avro value: Expected 3 bytes, read 2"),
+        (good + b"!", "bytes are left over behind it: 1"),
+        (
+            b"\0" + proto.to_bytes(4, "big"),
+            f"schema {proto} (subject 'other-value', version 1): it is of type PROTOBUF, the topology "
+            f"reads AVRO",
+        ),
+    ):
+        with pytest.raises(BadValueError) as caught:
+            read([good, good, bad, good[:-2]])
+        assert (caught.value.row, caught.value.reason[: len(reason)]) == (2, reason)
+
+
+def test_the_registry_away_is_an_outage_and_it_is_asked_again(registry: FakeRegistry) -> None:
+    schema_id = registry.add("orders-value", json.dumps(OLD))
+    value = encoded(schema_id, OLD, {"id": 1, "user": "ann"})
+    read = reader_of(url_of(registry))
+    registry.stop()
+    with pytest.raises(
+        ServiceUnavailableError, match=f"^the schema registry at {registry.url} does not answer: "
+    ):
+        read([value])
+    registry.start()
+    for status in (500, 503, 429):
+        registry.status = status
+        with pytest.raises(
+            ServiceUnavailableError, match=f"cannot answer now .HTTP {status}: .*as the test wants"
+        ):
+            read([value])
+    registry.status = None
+    assert read([value]) == [[1], [None]]
+
+
+def test_credentials_are_sent_and_never_shown(
+    registry: FakeRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    client = SchemaRegistry(url_of(registry))
+    client.check(5)
+    registry.stop()
+    told = []
+    with pytest.raises(ServiceUnavailableError) as away:
+        client.check(5)
+    told.append(str(away.value))
+    registry.start()
+    for wrong in (registry.url, registry.url.replace("://", "://me:wr0ng@")):
+        with pytest.raises(
+            UsageError, match=r"refuses to answer \(HTTP 401\); give user and password"
+        ) as refused:
+            SchemaRegistry(wrong).check(5)
+        told.append(str(refused.value))
+    for url in (f"ftp://me:{PASSWORD}@host", f"http://me:{PASSWORD}@", "http://me:wr0ng@host:port", "here"):
+        with pytest.raises(UsageError, match="is not a URL such as") as caught:
+            SchemaRegistry(url)
+        told.append(str(caught.value))
+    context = SpoutContext("t", "orders", {"schema_registry": url_of(registry)})
+    source = KafkaSource("orders", value_format="avro", schema=READER, schema_registry=url_of(registry))
+    shown = " ".join([*told, caplog.text, repr(context), repr(source), repr(vars(client))])
+    for secret in (PASSWORD, "pa%2Fss%40word", "wr0ng"):
+        assert secret not in shown.replace(repr(client._pool.headers), "")
+
+
+def test_what_is_no_registry_and_no_address_is_refused(registry: FakeRegistry) -> None:
+    registry.status = 302
+    with pytest.raises(UsageError, match=r"/schemas/ids/1 is no answer of a schema registry \(HTTP 302"):
+        SchemaRegistry(registry.url).schema(1)
+    source = KafkaSource("orders", "127.0.0.1:1", value_format="avro", schema=READER)
+    with pytest.raises(
+        UsageError, match=r"^no schema registry for the topic 'orders'; give --schema-registry URL"
+    ):
+        source.coordinator(SpoutContext("t", "orders", {}))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    folder: Path = tmp_path_factory.mktemp("tls")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    import ipaddress
+
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "ca.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    pem = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (folder / "key.pem").write_bytes(key.private_bytes(*pem))
+    return str(folder / "ca.pem"), str(folder / "key.pem")
+
+
+def test_tls_with_an_authority_of_ones_own(certificate: tuple[str, str], tmp_path: Path) -> None:
+    with FakeRegistry(certificate=certificate) as registry:
+        schema_id = registry.add("orders-value", json.dumps(OLD))
+        value = encoded(schema_id, OLD, {"id": 1, "user": "ann"})
+        read = reader_of(registry.url, schema_registry_ca=certificate[0])
+        assert read([value]) == [[1], [None]]
+        with pytest.raises(UsageError, match=r"is not trusted: .*TXSTREAM_SCHEMA_REGISTRY_CA"):
+            reader_of(registry.url)([value])
+        broken = tmp_path / "broken.pem"
+        broken.write_text("no certificate", encoding="utf-8")
+        for path in (str(broken), str(tmp_path / "nowhere.pem")):
+            with pytest.raises(UsageError, match="cannot be read as certificates in PEM"):
+                reader_of(registry.url, schema_registry_ca=path)([value])
+
+
+def test_schemas_that_import_others(registry: FakeRegistry) -> None:
+    address = {"type": "record", "name": "Address", "fields": [{"name": "zip", "type": "string"}]}
+    registry.add("address", json.dumps(address))
+    schema_id = registry.add(
+        "orders-value",
+        json.dumps(order(("home", "Address"))),
+        references=[{"name": "Address", "subject": "address", "version": 1}],
+    )
+    value = encoded(schema_id, order(("home", address)), {"home": {"zip": "8000"}})
+    assert reader_of(url_of(registry), order(("home", address)))([value]) == [[{"zip": "8000"}]]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"value_format": "avro"}, SchemaError, "'avro' needs schema: the schema that the topology reads by"),
+        ({"value_format": "avro", "schema": "nowhere.avsc"}, SchemaError, "'nowhere.avsc' cannot be read"),
+        ({"value_format": "avro", "schema": '"string"'}, SchemaError, "of a record, and this is string"),
+        ({"value_format": "avro", "schema": READER, "kafka_columns": ["value"]}, SchemaError, "'avro' reads"),
+        ({"key_format": "avro"}, SchemaError, "'avro' needs key_schema"),
+        ({"key_schema": READER}, SchemaError, "key_schema goes with key_format='avro' or 'protobuf'"),
+        ({"value_format": "json", "schema": "id int", "key_format": "avro", "key_schema": READER},
+         SchemaError, "kafka_columns does not have 'key'"),
+        ({"schema_registry": "http://here"}, TopologyError, "schema_registry goes with the formats"),
+        ({"value_format": "avro", "schema": READER, "wire_format": "plain", "schema_registry": "http://here"},
+         TopologyError, "leave schema_registry out"),
+        ({"wire_format": "thrift"}, TopologyError, "wire_format is 'thrift'"),
+    ],
+)  # fmt: skip
+def test_arguments_that_cannot_be_meant(options: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        KafkaSource("orders", **options)
