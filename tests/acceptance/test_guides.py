@@ -58,6 +58,7 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "desk"
         self.folder.mkdir()
+        self.inside = self.folder  # where what is typed runs
         programs = folder / "bin"
         programs.mkdir()
         # A run without Spark starts 5 s faster; README's run, and what `python` runs, are on Spark.
@@ -82,10 +83,14 @@ class Desk:
 
     def type(self, line: str) -> tuple[int, str]:
         """Type a line; return its exit status, and what a terminal of 80 columns shows."""
+        if line.startswith("cd "):
+            self.inside /= line.removeprefix("cd ")
+            (self.inside / ".txstream").symlink_to(self.folder / ".txstream")  # the services that run already
+            return 0, ""
         terminal, inside = os.openpty()
         process = subprocess.Popen(
             ["bash", "-c", line],
-            cwd=self.folder,
+            cwd=self.inside,
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=inside,
@@ -100,6 +105,7 @@ class Desk:
 
     def clear(self) -> None:
         """Remove files, topics and topologies for the next guide; the services go on."""
+        self.inside = self.folder
         for path in [*self.folder.glob("[!.]*"), *(self.folder / ".txstream").glob("state.db*")]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.lose_zookeepers_data()

@@ -24,6 +24,7 @@ from txstream.cli import (
     dead_letters,
     demo,
     describe,
+    init,
     inspection,
     operate,
     repair,
@@ -73,6 +74,7 @@ def _root(
 demo.register(app)
 compare.register(app)
 simulate.register(app)
+init.register(app)
 administration.register_services(app)
 topic.register(app)
 run.register(app)
