@@ -24,6 +24,7 @@ from txstream.cli import (
     dead_letters,
     demo,
     describe,
+    doctor,
     init,
     inspection,
     operate,
@@ -86,6 +87,7 @@ replay.register(app)
 why.register(app)
 repair.register(app)
 ui.register(app)
+doctor.register(app)
 administration.register(app)
 
 
