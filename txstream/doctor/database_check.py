@@ -16,8 +16,8 @@ from txstream.doctor.clocks import Clocks
 from txstream.inspect.databases import without_password
 from txstream.settings import Settings
 from txstream.state import StateDatabase, open_database
-from txstream.state.sql import framework_tables as revisions
 from txstream.state.records import AccessDeniedError
+from txstream.state.sql import framework_tables as revisions
 
 _CLOCKS = {"postgresql": "clock_timestamp()", "mysql": "utc_timestamp(6)", "mariadb": "utc_timestamp(6)"}
 _LOCK_SECONDS = 5.0

@@ -168,8 +168,9 @@ class Examination:
         if kafka_sources(self.topology):
             names += _OF_KAFKA
         if self.topology is not None:
-            for url in self._urls:
-                names += _drivers(url)
+            if self.topology.commit != "driver" or self.topology.map_states:
+                for url in self._urls:
+                    names += _drivers(url)
             bolts = () if isinstance(self.topology, TrackedTopology) else self.topology.bolts
             if any(isinstance(bolt.instance, DataFrameBolt) for bolt in bolts):
                 names.append("pandas")

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
+from typing import Any
 
+from txstream.doctor.checks import WrongError
 from txstream.doctor.clocks import Clocks
 from txstream.inspect.databases import open_zookeeper
 from txstream.settings import Settings
+
+
+def _refuse_open(root: str, acls: Sequence[Any], hosts: str) -> None:
+    """Raise WrongError if everybody may do as we may, although we log in."""
+    if any(acl.id.scheme == "world" for acl in acls):
+        raise WrongError(
+            f"everybody may use {root}: it was made before txstream logged in",
+            f"zkCli.sh -server {hosts.partition(',')[0]}, then: addauth ..., setAcl -R "
+            f"{root.removesuffix('/topologies')} auth::cdrwa",
+        )
 
 
 def look_at_zookeeper(settings: Settings, clocks: Clocks) -> str:
@@ -23,4 +36,9 @@ def look_at_zookeeper(settings: Settings, clocks: Clocks) -> str:
         clocks.compare("ZooKeeper", stat.ctime / 1000, before - 0.001)  # it counts whole milliseconds
         zookeeper.request(lambda: client.set_async(path, b"2"), patience)
         zookeeper.request(lambda: client.delete_async(path), patience)
-    return f"a session at {zookeeper.hosts}, which may create, read, write and delete in {zookeeper.root}"
+        if zookeeper.access.auth is not None:
+            acls, _ = zookeeper.request(lambda: client.get_acls_async(zookeeper.root), patience)
+            _refuse_open(zookeeper.root, acls, zookeeper.hosts)
+        who = zookeeper.access.shown
+        place = f"{zookeeper.hosts}, which may create, read, write and delete in {zookeeper.root}"
+    return f"a session of {who} at {place}"
