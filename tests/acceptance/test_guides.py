@@ -114,7 +114,9 @@ class Desk:
         admin.close()
 
     def lose_zookeepers_data(self) -> None:
-        zookeeper = KazooClient(self.services.zookeeper)
+        # security.md shows znodes that are for this user alone.
+        mine = [("digest", "counter:correct-horse")]
+        zookeeper = KazooClient(self.services.zookeeper, auth_data=mine)
         zookeeper.start()
         zookeeper.delete("/txstream", recursive=True)
         zookeeper.stop()
@@ -149,7 +151,7 @@ def check(command: ShownCommand, desk: Desk) -> None:
         desk.lose_zookeepers_data()
     status, printed = desk.type(line)
     told = printed.replace(f"sqlite:///{desk.folder}/.txstream/", "sqlite:////data/")
-    fails = re.search(r"^(txstream: |ERROR |txid \d+ of \w+ differs)", command.shown, re.M) is not None
+    fails = re.search(r"^(txstream: |ERROR |WRONG |txid \d+ of \w+ differs)", command.shown, re.M) is not None
     assert (status != 0) == fails, f"line {command.line}, {line}: status {status}\n{printed}"
     assert re.search(pattern(command.shown), comparable(told)), f"line {command.line}, {line}:\n{told}"
 
