@@ -15,6 +15,15 @@ from support.kafka_topics import Topics
 from support.postgres_tools import administrator, host_of
 from support.runs import Launcher
 
+from txstream import (
+    Count,
+    DeadLetters,
+    KafkaSource,
+    OpaqueSpout,
+    SqlState,
+    SqlStateBolt,
+    TransactionalTopologyBuilder,
+)
 from txstream.doctor.checks import Check
 from txstream.doctor.examination import Examination
 from txstream.embedded import Services
@@ -64,6 +73,26 @@ def test_all_is_well_and_nothing_stays(services: Services, postgres_url: str, un
     assert "may create, read and write tables" in grants.message
     assert tables(postgres_url) == []
     assert znodes(services) == []
+
+
+def test_groups_and_the_topic_of_dead_letters(services: Services, sqlite_url: str, unique: str) -> None:
+    letters = f"{unique}-letters"
+    source = KafkaSource(unique, publish_group=f"{unique}-group")
+    builder = TransactionalTopologyBuilder(
+        unique, "lines", OpaqueSpout(source), dead_letters=DeadLetters(topic=letters)
+    )
+    state = SqlState(unique, key="value string", value="n bigint")
+    builder.set_committer_bolt("store", SqlStateBolt(state, n=Count())).fields_grouping("lines", "value")
+    settings = Settings(zookeeper=services.zookeeper, kafka=services.kafka, database=sqlite_url)
+    examination = Examination(settings, builder.build(), with_spark=False)
+    with Topics(services.kafka) as topics:
+        topics.create(unique)
+        found = {check.name: check for check in examination.ask()}
+        assert set(wrong(found)) == {f"kafka topic {letters}"}
+        assert found[f"kafka group {unique}-group"].message == "may be used; it is not there yet"
+        topics.create(letters)
+        found = {check.name: check for check in examination.ask()}
+    assert wrong(found) == {}
 
 
 def test_no_topic(launcher: Launcher, unique: str) -> None:

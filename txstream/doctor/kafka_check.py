@@ -3,11 +3,13 @@ format of its records; the consumer groups; the topic for dead letters."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kafka import KafkaAdminClient
-from kafka.errors import KafkaError
+from kafka.errors import CoordinatorNotAvailableError, GroupIdNotFoundError, KafkaError
 
 from txstream.api.spouts import SpoutContext
 from txstream.api.topology import Topology
@@ -19,6 +21,7 @@ from txstream.spouts.kafka_client import KafkaClient
 from txstream.spouts.kafka_options import check_files
 from txstream.spouts.kafka_protocol import (
     EARLIEST,
+    Leader,
     Partition,
     PartitionError,
     TopicInfo,
@@ -30,6 +33,7 @@ from txstream.wording import counted
 
 _MAGIC_AT = 16
 _NEWEST_FORMAT = 2
+_AGAIN_SECONDS = 0.2
 
 
 def look_at_brokers(settings: Settings) -> str:
@@ -79,30 +83,41 @@ def look_at_topics(
                 "kafka topics", True, f"none matches {source.selection} yet; new ones are found later"
             )
         if letters is not None:
-            yield _topic(client, letters, client.topics([letters], seconds).get(letters), seconds)
+            # It is written to, and perhaps may not be read.
+            found = client.topics([letters], seconds)
+            yield _topic(client, letters, found.get(letters), seconds, reads=False)
     finally:
         client.close()
     if group is not None:
         yield _group(group, options, address, seconds)
 
 
-def _topic(client: KafkaClient, name: str, topic: TopicInfo | None, seconds: float) -> Check:
+def _topic(
+    client: KafkaClient, name: str, topic: TopicInfo | None, seconds: float, *, reads: bool = True
+) -> Check:
     shown = f"kafka topic {name}"
     if topic is None:
         return Check(shown, False, f"does not exist at {client.bootstrap}", f"txstream topic create {name}")
     try:
-        return Check(shown, True, _read_a_little(client, topic, seconds))
+        leaders = _leaders(client, topic)
+        if not reads:
+            return Check(shown, True, f"{counted(len(leaders), 'partition')}, for dead letters")
+        return Check(shown, True, _read_a_little(client, topic, leaders, seconds))
     except WrongError as error:
         return Check(shown, False, str(error), error.remedy)
 
 
-def _read_a_little(client: KafkaClient, topic: TopicInfo, seconds: float) -> str:
-    allow = (
+def _allow(client: KafkaClient, topic: TopicInfo) -> str:
+    return (
         f"kafka-acls.sh --bootstrap-server {client.bootstrap} --add --allow-principal User:NAME "
         f"--operation Read --operation Describe --topic {topic.name}"
     )
+
+
+def _leaders(client: KafkaClient, topic: TopicInfo) -> dict[Partition, Leader]:
+    """Raises WrongError if the topic may not be described, or a partition has no leader."""
     if topic.refused:
-        raise WrongError(f"Kafka does not describe it: {topic.refused}", allow)
+        raise WrongError(f"Kafka does not describe it: {topic.refused}", _allow(client, topic))
     leaders = {Partition(topic.name, number): leader for number, leader in topic.leaders.items()}
     headless = sorted(place.number for place, leader in leaders.items() if not client.knows(leader.node))
     if headless or not leaders:
@@ -111,6 +126,14 @@ def _read_a_little(client: KafkaClient, topic: TopicInfo, seconds: float) -> str
             f"start the brokers that hold them: kafka-topics.sh --bootstrap-server {client.bootstrap} "
             f"--describe --topic {topic.name}",
         )
+    return leaders
+
+
+def _read_a_little(
+    client: KafkaClient, topic: TopicInfo, leaders: Mapping[Partition, Leader], seconds: float
+) -> str:
+    """Read the first record batch of each partition. Raises WrongError."""
+    allow = _allow(client, topic)
     firsts, silent = client.offsets(leaders, [EARLIEST], seconds)
     for node, error in silent.items():
         raise WrongError(f"broker {node} does not answer: {reason_of(error)}", "start it, or open its port")
@@ -148,16 +171,34 @@ def _group(group: str, options: Mapping[str, Any], address: str, seconds: float)
     try:
         admin = KafkaAdminClient(**{**known, **timeouts}, bootstrap_servers=address.split(","))
         try:
-            described = admin.describe_groups([group]).get(group, {})
+            described = _described(admin, group, time.monotonic() + seconds)
         finally:
             admin.close()
+        refused = described.get("error")
     except (KafkaError, OSError) as error:
-        return Check(
-            shown,
-            False,
-            f"Kafka does not describe it: {reason_of(error)}",
-            f"kafka-acls.sh --bootstrap-server {address} --add --allow-principal User:NAME "
-            f"--operation Read --operation Describe --group {group}",
-        )
-    members = described.get("members") or ()
-    return Check(shown, True, f"may be used; it has {counted(len(members), 'member')} now")
+        refused = reason_of(error)
+    if refused is None:
+        return Check(shown, True, f"may be used; it has {counted(len(described['members']), 'member')} now")
+    if GroupIdNotFoundError.__name__ in refused:
+        return Check(shown, True, "may be used; it is not there yet")
+    return Check(
+        shown,
+        False,
+        f"Kafka does not describe it: {refused}",
+        f"kafka-acls.sh --bootstrap-server {address} --add --allow-principal User:NAME "
+        f"--operation Read --operation Describe --group {group}",
+    )
+
+
+def _described(admin: Any, group: str, deadline: float) -> Mapping[str, Any]:
+    """Describe a group. The first question about any group makes Kafka create the topic that it keeps groups
+    in, and until that is there, nobody answers for them."""
+    while True:
+        try:
+            found: Mapping[str, Any] = admin.describe_groups([group])[group]
+        except CoordinatorNotAvailableError:
+            if time.monotonic() >= deadline:
+                raise
+            threading.Event().wait(_AGAIN_SECONDS)
+        else:
+            return found
