@@ -17,15 +17,21 @@ from typing import Any
 from txstream.api.errors import UsageError
 from txstream.ledger_retention import Keep
 from txstream.wording import a
+from txstream.zookeeper_access import ZooKeeperAccess
 
 DATA_DIR = ".txstream"
 SETTINGS_FILE = "txstream.toml"
 COLD, WARM = "cold", "warm"
 _STRINGS = (
-    *("zookeeper", "kafka", "database", "master", "redis"),
-    *("schema_registry", "schema_registry_ca", "standby"),
+    *("zookeeper", "kafka", "database", "master", "redis", "standby", "database_file"),
+    *("zookeeper_auth", "zookeeper_user", "zookeeper_password_file"),
+    *("zookeeper_tls_ca", "zookeeper_tls_certificate", "zookeeper_tls_key"),
+    *("schema_registry", "schema_registry_ca"),
 )
 _LISTS = ("state_databases",)
+# In no file of settings and on no command line.
+_PASSWORD = "zookeeper_password"  # noqa: S105 - a name
+_IN_FILES = {"database": "database_file", _PASSWORD: "zookeeper_password_file"}
 _LITTLE_BYTES = 1024 * 1024
 _DEADLINES = ("connect_timeout_seconds", "session_timeout_seconds", "fetch_timeout_seconds")
 
@@ -35,19 +41,24 @@ class Settings:
     """Addresses and deadlines of a run.
 
     `zookeeper` is hosts with an optional chroot, `kafka` bootstrap servers, `database` a SQLAlchemy URL,
-    `master` a Spark master, `redis` a URL for RedisStreamSpout. `schema_registry` is
-    the URL, with user and password, of a schema registry with Confluent's interface, `schema_registry_ca` a
-    file with the certificates in PEM of the authorities that it is trusted by, instead of the system's.
-    `standby` is "cold" or "warm": what a driver has ready while another one leads. None means not given: look
-    further. `spark_conf` is passed to a session that txstream makes, whose JVM prints into `spark_log`
-    (unset: a file in `log_dir`). `py_files` are shipped to executors; `package` is the one that holds the
-    framework, for executors that do not have it. `ledger_keep` says how long the ledger keeps a batch: "7d",
-    "100000", "all", or the default "7d,100000" (whichever limit is reached first). `state_databases` are the
-    URLs, with passwords, of further databases with state, for commands that look there."""
+    `master` a Spark master, `redis` a URL for RedisStreamSpout. `schema_registry` is the URL, with user and
+    password, of a schema registry with Confluent's interface, `schema_registry_ca` a file with the
+    certificates in PEM of the authorities that it is trusted by, instead of the system's. `standby` is "cold"
+    or "warm": what a driver has ready while another one leads. None means not given: look further.
+    `spark_conf` is passed to a session that txstream makes, whose JVM prints into `spark_log` (unset: a file
+    in `log_dir`). `py_files` are shipped to executors; `package` is the one that holds the framework, for
+    executors that do not have it. `ledger_keep` says how long the ledger keeps a batch: "7d", "100000",
+    "all", or the default "7d,100000" (whichever limit is reached first). `state_databases` are the URLs, with
+    passwords, of further databases with state, for commands that look there.
+    `database_file` is a file that holds the database's URL. `zookeeper_auth` is "digest" or "sasl", with
+    `zookeeper_user` and a password, which is given or in `zookeeper_password_file`. `zookeeper_tls_ca` turns
+    TLS to ZooKeeper on (`ZooKeeperAccess`). Secrets never appear in `repr`.
+    """
 
     zookeeper: str | None = None
     kafka: str | None = None
     database: str | None = field(default=None, repr=False)
+    database_file: str | None = None
     master: str | None = None
     redis: str | None = field(default=None, repr=False)
     schema_registry: str | None = field(default=None, repr=False)
@@ -63,6 +74,13 @@ class Settings:
     package: str | None = None
     ledger_keep: Keep | str = field(default_factory=Keep)
     state_databases: tuple[str, ...] = field(default=(), repr=False)
+    zookeeper_auth: str | None = None
+    zookeeper_user: str | None = None
+    zookeeper_password: str | None = field(default=None, repr=False)
+    zookeeper_password_file: str | None = None
+    zookeeper_tls_ca: str | None = None
+    zookeeper_tls_certificate: str | None = None
+    zookeeper_tls_key: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.ledger_keep, str):
@@ -93,15 +111,18 @@ class Settings:
         if not (found["zookeeper"] and found["kafka"]):
             for name, value in self._from_embedded().items():
                 found[name] = found[name] or value
-        return replace(self, **found, state_databases=given.state_databases)
+        return replace(given, **found)
 
     def resolve_given(self, directory: Path | None = None) -> Settings:
         """Do what `resolve` does, without looking for embedded services."""
-        found: dict[str, Any] = {name: getattr(self, name) for name in (*_STRINGS, *_LISTS)}
-        for source in (_from_environment(), _from_file((directory or Path.cwd()) / SETTINGS_FILE)):
-            for name, value in source.items():
+        names = (*_STRINGS, *_LISTS, _PASSWORD)
+        found: dict[str, Any] = dict.fromkeys(names)
+        given = {name: getattr(self, name) for name in names}
+        for source in (given, _from_environment(), _from_file((directory or Path.cwd()) / SETTINGS_FILE)):
+            # A file with a secret counts where it is named: before what comes further down has a say.
+            for name, value in {**source, **_from_named_files(source, found)}.items():
                 found[name] = found[name] or value
-        return replace(self, **found)
+        return replace(self, **{**found, **{name: found[name] or () for name in _LISTS}})
 
     @property
     def log_dir(self) -> Path:
@@ -130,6 +151,17 @@ class Settings:
         if not self.kafka:
             raise UsageError(_missing("Kafka", "kafka", "127.0.0.1:9092"))
         return self.kafka
+
+    def zookeeper_access(self) -> ZooKeeperAccess:
+        """Return who we are to ZooKeeper. Raises UsageError for what does not go together."""
+        return ZooKeeperAccess(
+            self.zookeeper_auth,
+            self.zookeeper_user,
+            self.zookeeper_password,
+            self.zookeeper_tls_ca,
+            self.zookeeper_tls_certificate,
+            self.zookeeper_tls_key,
+        )
 
     def addresses(self) -> dict[str, str]:
         """Return the known addresses that a source or a bolt may need."""
@@ -189,7 +221,28 @@ def _from_environment() -> Mapping[str, Any]:
         name: os.environ.get(f"TXSTREAM_{name.upper()}", "") for name in (*_STRINGS, *_LISTS)
     }
     values |= {name: tuple(values[name].split()) for name in _LISTS}  # a URL has no blanks
+    values[_PASSWORD] = os.environ.get("TXSTREAM_ZOOKEEPER_PASSWORD", "")
     return {name: value for name, value in values.items() if value}
+
+
+def _from_named_files(source: Mapping[str, Any], found: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the secrets in the files that a source names, unless they were found already."""
+    return {
+        name: _first_line(str(source[key]), key)
+        for name, key in _IN_FILES.items()
+        if source.get(key) and not source.get(name) and not found[name]
+    }
+
+
+def _first_line(file: str, key: str) -> str:
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"{key} {file} cannot be read: {str(reason).lower()}") from error
+    if not lines or not lines[0].strip():
+        raise UsageError(f"{key} {file} is empty; its first line is to hold the secret")
+    return lines[0].strip()
 
 
 def _from_file(path: Path) -> Mapping[str, Any]:

@@ -62,6 +62,7 @@ class Desk:
     def __init__(self, folder: Path, registry: str) -> None:
         self.folder = folder / "desk"
         self.folder.mkdir()
+        self.inside = self.folder  # where what is typed runs
         programs = folder / "bin"
         programs.mkdir()
         # A run without Spark starts 5 s faster; README's run, and what `python` runs, are on Spark.
@@ -87,10 +88,14 @@ class Desk:
 
     def type(self, line: str) -> tuple[int, str]:
         """Type a line; return its exit status, and what a terminal of 80 columns shows."""
+        if line.startswith("cd "):
+            self.inside /= line.removeprefix("cd ")
+            (self.inside / ".txstream").symlink_to(self.folder / ".txstream")  # the services that run already
+            return 0, ""
         terminal, inside = os.openpty()
         process = subprocess.Popen(
             ["bash", "-c", line],
-            cwd=self.folder,
+            cwd=self.inside,
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=inside,
@@ -105,6 +110,7 @@ class Desk:
 
     def clear(self) -> None:
         """Remove files, topics and topologies for the next guide; the services go on."""
+        self.inside = self.folder
         for path in [*self.folder.glob("[!.]*"), *(self.folder / ".txstream").glob("state.db*")]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.lose_zookeepers_data()
@@ -113,7 +119,9 @@ class Desk:
         admin.close()
 
     def lose_zookeepers_data(self) -> None:
-        zookeeper = KazooClient(self.services.zookeeper)
+        # security.md shows znodes that are for this user alone.
+        mine = [("digest", "counter:correct-horse")]
+        zookeeper = KazooClient(self.services.zookeeper, auth_data=mine)
         zookeeper.start()
         zookeeper.delete("/txstream", recursive=True)
         zookeeper.stop()
@@ -149,7 +157,7 @@ def check(command: ShownCommand, desk: Desk) -> None:
         desk.lose_zookeepers_data()
     status, printed = desk.type(line)
     told = printed.replace(f"sqlite:///{desk.folder}/.txstream/", "sqlite:////data/")
-    fails = re.search(r"^(txstream: |ERROR |txid \d+ of \w+ differs)", command.shown, re.M) is not None
+    fails = re.search(r"^(txstream: |ERROR |WRONG |txid \d+ of \w+ differs)", command.shown, re.M) is not None
     assert (status != 0) == fails, f"line {command.line}, {line}: status {status}\n{printed}"
     assert re.search(pattern(command.shown), comparable(told)), f"line {command.line}, {line}:\n{told}"
 

@@ -127,6 +127,9 @@ def test_the_file_that_is_shown_is_understood(tmp_path: Any, monkeypatch: pytest
     for name in (*_STRINGS, *_LISTS):
         monkeypatch.delenv(f"TXSTREAM_{name.upper()}", raising=False)
     (shown,) = re.findall(r"^```toml\n(.*?)^```$", TEXT, re.M | re.S)
+    monkeypatch.delenv("TXSTREAM_ZOOKEEPER_PASSWORD", raising=False)
+    (tmp_path / "password").write_text("secret\n")
+    shown = shown.replace("/etc/counts/zookeeper.password", str(tmp_path / "password"))
     (tmp_path / "txstream.toml").write_text(shown, encoding="utf-8")
     found = Settings().resolve(tmp_path)
     given = tomllib.loads(shown)

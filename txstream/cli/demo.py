@@ -11,7 +11,7 @@ import json
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -235,10 +235,10 @@ def _arguments(here: Demo) -> list[str]:
 
 def _environment(here: Demo) -> dict[str, str]:
     """Pass addresses by the environment: the list of processes must not show a database's password."""
-    settings = here.settings
-    values = {"ZOOKEEPER": settings.zookeeper, "KAFKA": settings.kafka, "DATABASE": settings.database}
-    values["MASTER"] = settings.master
-    return {f"TXSTREAM_{name}": value for name, value in values.items() if value}
+    names = ["zookeeper", "kafka", "database", "master"]
+    names += [field.name for field in fields(here.settings) if field.name.startswith("zookeeper_")]
+    values = {name: getattr(here.settings, name) for name in names}
+    return {f"TXSTREAM_{name.upper()}": value for name, value in values.items() if value}
 
 
 def _run_and_be_killed(here: Demo) -> Mapping[str, Any]:

@@ -150,6 +150,22 @@ def shipped_module(target: str) -> Iterator[tuple[str, ...]]:
     """Yield the files that bring MODULE's top-level module to the executors, and with it those beside it that
     it imports, at any place and over any number of modules: a module's own file, or a zip of a package, which
     lasts as long as the block. Nothing for what is installed, such as txstream's examples."""
+    found = _own_modules(target)
+    with tempfile.TemporaryDirectory(prefix="txstream-") as temporary:
+        yield tuple(_shipped(Path(temporary), name, files) for name, files in found.items() if files)
+
+
+def imported_by(target: str) -> set[str]:
+    """Return the top-level modules that MODULE and what is shipped with it import, and that are neither
+    shipped nor of Python's own library: executors must have these."""
+    found = _own_modules(target)
+    shipped = {name for name, files in found.items() if files}
+    imported = set().union(*(_imported(files.values()) for files in found.values()))
+    return imported - shipped - sys.stdlib_module_names
+
+
+def _own_modules(target: str) -> dict[str, dict[PurePosixPath, Path]]:
+    """Return the files of MODULE's top-level module and of those beside it that it imports, by module."""
     top = target.partition(":")[0].partition(".")[0]
     found = {top: _files_of(top)}
     homes = _homes(found[top])
@@ -161,8 +177,7 @@ def shipped_module(target: str) -> Iterator[tuple[str, ...]]:
             files = _files_of(name)
             found[name] = files if homes and _homes(files) <= homes else {}
             pending += _imported(found[name].values())
-    with tempfile.TemporaryDirectory(prefix="txstream-") as temporary:
-        yield tuple(_shipped(Path(temporary), name, files) for name, files in found.items() if files)
+    return found
 
 
 def _shipped(folder: Path, name: str, files: Mapping[PurePosixPath, Path]) -> str:

@@ -24,6 +24,8 @@ from txstream.cli import (
     dead_letters,
     demo,
     describe,
+    doctor,
+    init,
     inspection,
     operate,
     repair,
@@ -73,6 +75,7 @@ def _root(
 demo.register(app)
 compare.register(app)
 simulate.register(app)
+init.register(app)
 administration.register_services(app)
 topic.register(app)
 run.register(app)
@@ -84,6 +87,7 @@ replay.register(app)
 why.register(app)
 repair.register(app)
 ui.register(app)
+doctor.register(app)
 administration.register(app)
 
 

@@ -7,7 +7,8 @@ returns its exit status, None for 0.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -15,7 +16,7 @@ import typer
 
 from txstream.api.errors import TopologyError
 from txstream.api.names import validate_topology_id
-from txstream.cli.context import Cli
+from txstream.cli.context import Cli, print_error
 from txstream.cli.logs import set_up_logs
 from txstream.settings import DATA_DIR, Settings, using_data_dir
 
@@ -35,6 +36,7 @@ FactoryArguments = Annotated[
     typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="An argument of FACTORY."),
 ]
 
+_PASSWORD_IN_URL = re.compile(r"[\w+]+://[^/@]*:[^/@]+@")
 _MANNERS: dict[str, Any] = {
     "debug": (Annotated[bool, typer.Option("--debug", help="Show tracebacks.")], False),
     "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Only errors and warnings.")], False),
@@ -80,12 +82,36 @@ _ADDRESSES = {
         "URL",
         "SQLAlchemy URL; unset: a SQLite file in the data directory [env: TXSTREAM_DATABASE]",
     ),
+    "database_file": _setting(
+        str | None,
+        None,
+        "--database-file",
+        "FILE",
+        "A file with the database's URL, for one with a password [env: TXSTREAM_DATABASE_FILE]",
+    ),
     "master": _setting(
         str | None, None, "--master", "URL", "Spark master; unset: local[*] [env: TXSTREAM_MASTER]"
     ),
     "connect_timeout": _setting(
         float, 10.0, "--connect-timeout", "SECONDS", "How long a connection attempt may take.", 0.1
     ),
+}
+_ADDRESSES |= {
+    f"zookeeper_{name}": _setting(
+        str | None,
+        None,
+        f"--zookeeper-{name.replace('_', '-')}",
+        metavar,
+        f"{what} [env: TXSTREAM_ZOOKEEPER_{name.upper()}]",
+    )
+    for name, metavar, what in (
+        ("auth", "digest|sasl", "How to log in to ZooKeeper"),
+        ("user", "NAME", "Who logs in to ZooKeeper"),
+        ("password_file", "FILE", "A file with the password for ZooKeeper"),
+        ("tls_ca", "FILE|system", "TLS to ZooKeeper, with the certificates to trust"),
+        ("tls_certificate", "FILE", "Our certificate for ZooKeeper, PEM"),
+        ("tls_key", "FILE", "The key of our certificate, PEM"),
+    )
 }
 _STATE_DATABASES = {
     "state_database": _setting(
@@ -170,17 +196,25 @@ def _signature(function: Command, shared: dict[str, Any]) -> inspect.Signature:
     )
 
 
+def _warn_of_passwords(urls: Iterable[str | None]) -> None:
+    """Warn of a password on the command line, which `ps` shows to everybody on this machine."""
+    if any(_PASSWORD_IN_URL.match(url) for url in urls if url):
+        print_error(
+            "txstream: a password on the command line can be read by all users of this machine; put the URL "
+            "into a file for --database-file, into TXSTREAM_DATABASE, TXSTREAM_STATE_DATABASES or "
+            "TXSTREAM_SCHEMA_REGISTRY, or into txstream.toml"
+        )
+
+
 def _make_cli(values: dict[str, Any]) -> Cli:
-    named: dict[str, Any] = {
-        name: values[name] or None
-        for name in ("zookeeper", "kafka", "schema_registry", "database", "master")
-        if name in values
-    }
+    addresses = [name for name in _ADDRESSES if name != "connect_timeout"]
+    named: dict[str, Any] = {name: values[name] or None for name in addresses if name in values}
     others = list(values.get("state_database") or ())
     if isinstance(named.get("database"), list):
         first, *more = named["database"]
         named["database"], others = first, [*more, *others]
     named["state_databases"] = tuple(others)
+    _warn_of_passwords([named.get("database"), named.get("schema_registry"), *others])
     if "data_dir" in values:
         named["data_dir"] = values["data_dir"]
     if "connect_timeout" in values:

@@ -159,7 +159,7 @@ def run(
         raise UsageError(f"--log-format takes text or json, not {log_format!r}")
     kept = Keep.parse(keep)
     conf = split_pairs(spark_conf or [], "--spark-conf")
-    files = _existing(py_files or [])
+    files = existing_files(py_files or [])
     topology = load_topology(target, parameter or [])
     if topology_id is not None:
         topology = topology.with_id(topology_id)
@@ -215,7 +215,8 @@ def _check_end(until: str | None, until_txid: int | None) -> None:
         raise UsageError(f"--until-txid is {until_txid}; txids begin at 1")
 
 
-def _existing(files: Sequence[Path]) -> tuple[str, ...]:
+def existing_files(files: Sequence[Path]) -> tuple[str, ...]:
+    """Return the full paths of --py-files. Raises UsageError for a file that Spark cannot take."""
     for file in files:
         if not file.is_file():
             raise UsageError(f"--py-files {file}: there is no such file")

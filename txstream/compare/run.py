@@ -186,7 +186,7 @@ def removed(topology: Topology, settings: Settings, *, keep: bool = False) -> It
             with _databases(topology, settings) as databases:
                 for database in databases:
                     database.delete(topology.id, drop_state=True)
-            with ZooKeeper(settings.require_zookeeper()) as zookeeper:
+            with ZooKeeper.of(settings) as zookeeper:
                 zookeeper.delete_topology(topology.id, force=True)  # its driver was in this process
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -56,7 +56,8 @@ class EmbeddedZooKeeper:
 
     `data_dir` is the directory shared with the other embedded services. ZooKeeper's data are in `zookeeper`
     below it, its log is `logs/zookeeper.log`. `port` None takes a free one. A `detached` server outlives this
-    process; any other ends with it. `identity` adopts a running server instead of starting one.
+    process; any other ends with it. `identity` adopts a running server instead of starting one. `overrides`
+    are added to its configuration, `java_options` to its command.
     """
 
     def __init__(
@@ -67,7 +68,11 @@ class EmbeddedZooKeeper:
         detached: bool = False,
         java: Java | None = None,
         identity: ProcessIdentity | None = None,
+        overrides: Mapping[str, str] | None = None,
+        java_options: Sequence[str] = (),
     ) -> None:
+        self._overrides = dict(overrides or {})
+        self._java_options = tuple(java_options)
         self.data_dir = Path(data_dir).absolute()
         self.port = port
         self._port_is_fixed = port is not None
@@ -120,11 +125,11 @@ class EmbeddedZooKeeper:
         data = self._home / "data"
         data.mkdir(parents=True, exist_ok=True)
         config = self._home / "zoo.cfg"
-        settings = {**_DEFAULTS, "dataDir": str(data), "clientPort": str(self.port)}
+        settings = {**_DEFAULTS, "dataDir": str(data), "clientPort": str(self.port), **self._overrides}
         write_atomically(config, java_properties(settings))
         command = java_command(java, heap_mb=_HEAP_MB, classpath=[str(jar) for jar in spark_jars(_JARS)])
         # The default preallocates 64 MiB of log at every start; a batch's progress is a few hundred bytes.
-        options = ["-Dzookeeper.preAllocSize=4096"]
+        options = ["-Dzookeeper.preAllocSize=4096", *self._java_options]
         self._process.start([*command[:1], *options, *command[1:], _MAIN, str(config)], cwd=self._home)
 
     def wait_ready(self, timeout_seconds: float = READY_SECONDS) -> None:

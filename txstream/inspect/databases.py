@@ -57,11 +57,7 @@ def open_zookeeper(settings: Settings) -> Iterator[ZooKeeper]:
     time."""
     from txstream.zookeeper import ZooKeeper
 
-    zookeeper = ZooKeeper(
-        settings.require_zookeeper(),
-        connect_timeout_seconds=settings.connect_timeout_seconds,
-        session_timeout_seconds=settings.session_timeout_seconds,
-    )
+    zookeeper = ZooKeeper.of(settings)
     zookeeper.start()
     try:
         yield zookeeper

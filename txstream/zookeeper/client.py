@@ -10,6 +10,7 @@ Invariants.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -17,20 +18,25 @@ from typing import Any, Self
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
+    AuthFailedError,
     ConnectionClosedError,
     ConnectionLoss,
     KazooException,
+    NoAuthError,
     OperationTimeoutError,
     SessionExpiredError,
     SessionMovedError,
 )
 from kazoo.hosts import collect_hosts
-from kazoo.protocol.states import KazooState
+from kazoo.protocol import serialization
+from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.security import CREATOR_ALL_ACL
 
 from txstream.addresses import unresolved
 from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, UsageError
 from txstream.backoff import Backoff
 from txstream.batch_metas import MetaCodec
+from txstream.settings import Settings
 from txstream.waiting import Waiting, WaitStoppedError
 from txstream.zookeeper.candidates import Candidate, candidates, first_living, present_leader
 from txstream.zookeeper.fenced_tree import Hook
@@ -40,15 +46,30 @@ from txstream.zookeeper.paths import ROOT, Paths
 from txstream.zookeeper.progress import ProgressStore
 from txstream.zookeeper.request_queue import OperatorRequests
 from txstream.zookeeper.tree import LostAnswerError
+from txstream.zookeeper_access import DIGEST, SASL, SYSTEM, ZooKeeperAccess
 
 # Without any handler Python prints a library's warnings to standard error; with this one they go where the
 # application's own logging configuration sends them, and nowhere when it has none.
 logging.getLogger("kazoo").addHandler(logging.NullHandler())
 
+
+def _without_credentials(record: logging.LogRecord) -> bool:
+    """kazoo logs whole requests at DEBUG, even those that carry passwords."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(
+            f"<{type(one).__name__}>" if isinstance(one, (serialization.Auth, serialization.SASL)) else one
+            for one in record.args
+        )
+    return True
+
+
+logging.getLogger("kazoo.client").addFilter(_without_credentials)
+
 _POLL_SECONDS = 0.1
 _QUIET_SECONDS = 1.0
 _BACKOFF = Backoff(first_seconds=0.1, longest_seconds=1.0)
 _STRAGGLER_SECONDS = 1.0
+_HANDSHAKE_SECONDS = 2.0
 # kazoo's own default doubles the pause between two connection attempts up to an hour.
 _RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_jitter": 0.2, "max_delay": 1.0}
 # After one of these, it is not known whether the request was or will be applied.
@@ -59,13 +80,21 @@ class ZooKeeper:
     """A session that reconnects by itself, and takes a new session when the old one has expired.
 
     `hosts` is "h1:2181,h2:2181", with an optional chroot ("h1:2181/app"), which is created when missing.
-    Raises UsageError for hosts that are not of this form. `round_trips` counts the requests that progress
+    Raises UsageError for hosts that are not of this form. With credentials in `access`, what this session
+    creates is for them alone. `round_trips` counts the requests that progress
     stores on this session have sent.
     """
 
     def __init__(
-        self, hosts: str, *, connect_timeout_seconds: float = 10.0, session_timeout_seconds: float = 10.0
+        self,
+        hosts: str,
+        *,
+        connect_timeout_seconds: float = 10.0,
+        session_timeout_seconds: float = 10.0,
+        access: ZooKeeperAccess | None = None,
     ) -> None:
+        self.access = access or ZooKeeperAccess()
+        self._is_refused = False
         self.hosts, chroot = _split(hosts)
         self.root = f"{chroot}{ROOT}"
         self.connect_timeout_seconds = connect_timeout_seconds
@@ -76,9 +105,23 @@ class ZooKeeper:
         self._closing = threading.Lock()
         self._closed = False
         self.client: Any = KazooClient(
-            self.hosts, timeout=session_timeout_seconds, connection_retry=dict(_RECONNECT)
+            self.hosts,
+            timeout=session_timeout_seconds,
+            connection_retry=dict(_RECONNECT),
+            **_client_options(self.access),
         )
         self.client.add_listener(self._state_changed)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return the ZooKeeper of the settings, not started. Raises UsageError without an address, or for
+        credentials and files that cannot be used."""
+        return cls(
+            settings.require_zookeeper(),
+            connect_timeout_seconds=settings.connect_timeout_seconds,
+            session_timeout_seconds=settings.session_timeout_seconds,
+            access=settings.zookeeper_access(),
+        )
 
     def __repr__(self) -> str:
         return f"ZooKeeper({self.hosts!r})"
@@ -105,6 +148,15 @@ class ZooKeeper:
         if not self.client.start_async().wait(self.connect_timeout_seconds):
             # Closing waits for a connection attempt, which may hang for as long as a session lasts.
             threading.Thread(target=self.close, name="zookeeper-close", daemon=True).start()
+            if self._is_refused:
+                raise self._refused()
+            why = self._why_no_tls()
+            if why is not None:
+                raise ServiceUnavailableError(
+                    f"ZooKeeper at {self.hosts} and this client do not agree on TLS: {why}; check that this "
+                    "is the server's port for TLS, and --zookeeper-tls-ca, --zookeeper-tls-certificate and "
+                    "--zookeeper-tls-key"
+                )
             raise ServiceUnavailableError(
                 f"ZooKeeper at {self.hosts} did not answer within {self.connect_timeout_seconds:g} s; check "
                 "that it runs and the address given by --zookeeper or TXSTREAM_ZOOKEEPER, or start one with "
@@ -224,7 +276,19 @@ class ZooKeeper:
                 raise LostAnswerError("the session ended before the request was answered")
         try:
             answer = result.get_nowait()
+        except AuthFailedError as error:
+            raise self._refused() from error
+        except NoAuthError as error:
+            patience.end(self.name)
+            raise ServiceUnavailableError(
+                f"ZooKeeper at {self.hosts} does not allow {self.access.shown} to use a znode of txstream; "
+                "give the credentials of whoever made it (--zookeeper-auth, --zookeeper-user, "
+                "--zookeeper-password-file), or let an administrator change its ACL: zkCli.sh -server "
+                f"{self.hosts.partition(',')[0]} getAcl {self.root}"
+            ) from error
         except ConnectionClosedError as error:  # which kazoo derives from SessionExpiredError
+            if self._is_refused:
+                raise self._refused() from error
             why = "was closed" if self._closed else "has ended for good; run the command again"
             raise ServiceUnavailableError(f"the session with ZooKeeper at {self.hosts} {why}") from error
         except _LOST as error:
@@ -249,8 +313,35 @@ class ZooKeeper:
                 failures += 1
                 self.back_off(failures, patience)
 
+    def _refused(self) -> ServiceUnavailableError:
+        return ServiceUnavailableError(
+            f"ZooKeeper at {self.hosts} refuses {self.access.shown}, or hung up while it logged in; check "
+            "--zookeeper-auth, --zookeeper-user and --zookeeper-password-file "
+            "(TXSTREAM_ZOOKEEPER_PASSWORD), and run the command again"
+        )
+
+    def _why_no_tls(self) -> str | None:
+        """Return why a handshake with the first server fails; None if it does not, or there is to be none."""
+        if not self.access.uses_tls:
+            return None
+        host, port = collect_hosts(self.hosts)[0][0]
+        try:
+            with (
+                socket.create_connection((host, port), _HANDSHAKE_SECONDS) as plain,
+                self.access.tls_context().wrap_socket(plain, server_hostname=host) as protected,
+            ):
+                protected.settimeout(_HANDSHAKE_SECONDS)
+                protected.recv(1)  # only now does a server of TLS 1.3 tell that it wants a certificate
+        except TimeoutError:
+            return None
+        except OSError as error:
+            return str(error)
+        return None
+
     def _state_changed(self, state: str) -> None:
         # Called by kazoo's connection thread, so it must not block.
+        if self.client.client_state == KeeperState.AUTH_FAILED:
+            self._is_refused = True
         if state == KazooState.LOST:
             self.sessions_lost += 1
 
@@ -285,6 +376,30 @@ def _pause(should_stop: Callable[[], bool], seconds: float) -> bool:
         rest.wait(min(seconds, _POLL_SECONDS))
         seconds -= _POLL_SECONDS
     return should_stop()
+
+
+def _client_options(access: ZooKeeperAccess) -> dict[str, Any]:
+    """Return what kazoo is told about credentials and TLS."""
+    options: dict[str, Any] = {}
+    if access.auth == DIGEST:
+        options["auth_data"] = [("digest", f"{access.user}:{access.password}")]
+    if access.auth == SASL:
+        options["sasl_options"] = {
+            "mechanism": "DIGEST-MD5",
+            "username": access.user,
+            "password": access.password,
+        }
+    if access.auth is not None:
+        options["default_acl"] = CREATOR_ALL_ACL
+    if access.uses_tls:
+        options |= {
+            "use_ssl": True,
+            "check_hostname": True,
+            "ca": None if access.tls_ca == SYSTEM else access.tls_ca,
+            "certfile": access.tls_certificate,
+            "keyfile": access.tls_key,
+        }
+    return options
 
 
 def _exists(tree: KazooTree, base: str) -> bool:

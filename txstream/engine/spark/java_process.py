@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -29,6 +30,7 @@ _MEMORY = (
     "most often memory is short, its own (spark.driver.memory, 1g unless set) or the machine's, of which the "
     "kernel's log tells"
 )
+_SECRET = re.compile("password|secret|token|credential|access.?key", re.IGNORECASE)
 _END_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 # A connection breaks a moment before the end of the process can be seen.
@@ -134,6 +136,15 @@ class SparkProcess:
             self.process.wait()
 
 
+def without_secrets(conf: SparkConf) -> SparkConf:
+    """Return the settings that may stand on Java's command line, which `ps` shows. The SparkContext gets the
+    others through its gateway."""
+    from pyspark import SparkConf
+
+    public = [(name, value) for name, value in conf.getAll() if not _SECRET.search(name)]
+    return SparkConf(loadDefaults=False).setAll(public)
+
+
 def launch(
     conf: SparkConf, log_file: Path | None, environment: Mapping[str, str], is_given_up: Callable[[], bool]
 ) -> None:
@@ -167,7 +178,7 @@ def launch(
             popen_kwargs |= {"stdout": sink, "stderr": sink}
         try:
             # pyspark ships types, but not for this function.
-            gateway = java_gateway.launch_gateway(conf=conf, popen_kwargs=popen_kwargs)  # type: ignore[no-untyped-call]
+            gateway = java_gateway.launch_gateway(conf=without_secrets(conf), popen_kwargs=popen_kwargs)  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             raise SparkLostError(_told_while_starting(log_file, start)) from error
         with SparkContext._lock:

@@ -86,11 +86,7 @@ class RunServices:
     def connect(self) -> Sequence[StateTarget]:
         settings = self._settings
         self._connecting_to(f"ZooKeeper at {settings.require_zookeeper()}")
-        self._zookeeper = ZooKeeper(
-            settings.require_zookeeper(),
-            connect_timeout_seconds=settings.connect_timeout_seconds,
-            session_timeout_seconds=settings.session_timeout_seconds,
-        )
+        self._zookeeper = ZooKeeper.of(settings)
         self._zookeeper.start()
         self._stack.callback(self._zookeeper.close)
         if settings.uses_default_database:

@@ -1,0 +1,202 @@
+"""A ZooKeeper that asks who we are: digest, SASL, TLS, and znodes that are closed to others.
+
+What the server keeps from others is asked with kazoo's own client, which has no part in how we log in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+from kazoo.security import CREATOR_ALL_ACL
+
+from txstream import OpaqueSpout, SqlState, SqlStateBolt, TransactionalTopologyBuilder
+from txstream.api.errors import ServiceUnavailableError
+from txstream.api.reducers import Count
+from txstream.doctor.checks import WrongError
+from txstream.doctor.clocks import Clocks
+from txstream.doctor.zookeeper_check import look_at_zookeeper
+from txstream.embedded import EmbeddedZooKeeper, find_java
+from txstream.embedded.ports import HOST, free_port
+from txstream.engine.local_runner import InProcessRunner
+from txstream.engine.run import start
+from txstream.settings import Settings
+from txstream.spouts.memory import MemorySpout
+from txstream.zookeeper import ZooKeeper
+from txstream.zookeeper_access import ZooKeeperAccess
+
+SECRET = "correct-horse"
+ME = ZooKeeperAccess("sasl", "me", SECRET)
+
+
+@dataclass(frozen=True)
+class Doors:
+    """A server's open port and its port for TLS; the certificate that it shows there, and another one."""
+
+    plain: str
+    secure: str
+    certificate: Path
+    other: Path
+
+
+def certificate(folder: Path, name: str) -> Path:
+    keytool = str(find_java().path.resolve().with_name("keytool"))
+    store = ["-alias", name, "-keystore", str(folder / f"{name}.p12"), "-storepass", SECRET]
+    subject = ["-dname", f"CN={name}", "-ext", f"SAN=ip:{HOST}", "-validity", "2"]
+    for command in (
+        ["-genkeypair", *store, "-storetype", "PKCS12", "-keyalg", "EC", *subject],
+        ["-exportcert", *store, "-rfc", "-file", str(folder / f"{name}.pem")],
+    ):
+        subprocess.run([keytool, "-J-XX:TieredStopAtLevel=1", *command], check=True, capture_output=True)
+    return folder / f"{name}.pem"
+
+
+@pytest.fixture(scope="module")
+def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+    folder = tmp_path_factory.mktemp("doors")
+    shown, other = certificate(folder, "server"), certificate(folder, "other")
+    jaas = folder / "jaas.conf"
+    jaas.write_text(
+        "Server { org.apache.zookeeper.server.auth.DigestLoginModule required "
+        f'user_me="{SECRET}" user_you="battery-staple"; }};'
+    )
+    secure = free_port()
+    overrides = {
+        "authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "secureClientPort": str(secure),
+        "secureClientPortAddress": HOST,
+        "ssl.keyStore.location": str(folder / "server.p12"),
+        "ssl.keyStore.password": SECRET,
+        "ssl.trustStore.location": str(other),
+        "ssl.clientAuth": "none",
+    }
+    options = [f"-Djava.security.auth.login.config={jaas}"]
+    with EmbeddedZooKeeper(folder, overrides=overrides, java_options=options) as server:
+        yield Doors(server.address, f"{HOST}:{secure}", shown, other)
+
+
+@contextlib.contextmanager
+def others(address: str, **options: Any) -> Iterator[Any]:
+    client = KazooClient(address, **options)
+    client.start(timeout=30)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+@pytest.mark.parametrize("access", [ME, ZooKeeperAccess("digest", "me", SECRET)], ids=["sasl", "digest"])
+def test_znodes_are_closed_to_others(doors: Doors, unique: str, access: ZooKeeperAccess) -> None:
+    with ZooKeeper(f"{doors.plain}/{unique}", access=access) as zookeeper:
+        zookeeper.tree().ensure(f"{zookeeper.root}/words/coordinator")
+        assert zookeeper.topologies() == ["words"]
+    path = f"/{unique}/txstream/topologies/words"
+    strangers: list[dict[str, Any]] = [
+        {},
+        {"auth_data": [("digest", "me:wrong-horse")]},
+        {"sasl_options": {"mechanism": "DIGEST-MD5", "username": "you", "password": "battery-staple"}},
+    ]
+    for options in strangers:
+        with others(doors.plain, **options) as client:
+            acts: list[Callable[[], Any]] = [
+                partial(client.get, path),
+                partial(client.get_children, path),
+                partial(client.set, path, b"mine"),
+                partial(client.create, f"{path}/mine", b""),
+                partial(client.delete, f"{path}/coordinator"),
+                partial(client.get, f"/{unique}"),
+            ]
+            for act in acts:
+                with pytest.raises(NoAuthError):
+                    act()
+    with ZooKeeper(f"{doors.plain}/{unique}", access=access) as zookeeper:
+        assert zookeeper.topologies() == ["words"]
+        assert zookeeper.delete_topology("words")
+        assert zookeeper.topologies() == []
+
+
+@pytest.mark.parametrize(
+    ("access", "why"),
+    [
+        (ZooKeeperAccess("sasl", "me", "wrong-horse"), "refuses sasl user 'me'"),
+        (ZooKeeperAccess("digest", "me", "wrong-horse"), "does not allow digest user 'me'"),
+        (ZooKeeperAccess(), "does not allow nobody"),
+    ],
+    ids=["sasl", "digest", "nobody"],
+)
+def test_wrong_credentials_are_said_and_not_shown(
+    doors: Doors, unique: str, access: ZooKeeperAccess, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner = ME if access.auth != "digest" else ZooKeeperAccess("digest", "me", SECRET)
+    with ZooKeeper(f"{doors.plain}/{unique}", access=owner):
+        pass
+    zookeeper = ZooKeeper(f"{doors.plain}/{unique}", access=access)
+    with caplog.at_level("DEBUG"), pytest.raises(ServiceUnavailableError, match=why) as caught:
+        zookeeper.start()
+    assert "--zookeeper-password-file" in str(caught.value)
+    assert "horse" not in str(caught.value) + caplog.text
+
+
+def test_tls(doors: Doors, unique: str) -> None:
+    access = ZooKeeperAccess("digest", "me", SECRET, tls_ca=str(doors.certificate))
+    with ZooKeeper(f"{doors.secure}/{unique}", access=access) as zookeeper:
+        assert zookeeper.topologies() == []
+    # Neither a server that we do not trust nor one that shows another name is talked to.
+    wrong = ZooKeeperAccess("digest", "me", SECRET, tls_ca=str(doors.other))
+    with pytest.raises(ServiceUnavailableError, match=r"certificate verify failed.*--zookeeper-tls-ca"):
+        ZooKeeper(doors.secure, access=wrong, connect_timeout_seconds=3.0).start()
+    name = doors.secure.replace(HOST, "localhost")
+    with pytest.raises(ServiceUnavailableError, match="certificate verify failed"):
+        ZooKeeper(name, access=access, connect_timeout_seconds=3.0).start()
+
+
+def test_a_run_behind_the_doors(doors: Doors, unique: str, sqlite_url: str, tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text(f"{SECRET}\n")
+    settings = Settings(
+        zookeeper=f"{doors.secure}/{unique}",
+        database=sqlite_url,
+        data_dir=tmp_path,
+        zookeeper_auth="sasl",
+        zookeeper_user="me",
+        zookeeper_password_file=str(password),
+        zookeeper_tls_ca=str(doors.certificate),
+    )
+    with MemorySpout("word string", {"p0": ["a", "b", "a"]}) as words:
+        builder = TransactionalTopologyBuilder("doors", "words", OpaqueSpout(words))
+        state = SqlState("doors", key="word string", value="n bigint")
+        builder.set_committer_bolt("store", SqlStateBolt(state, n=Count())).fields_grouping("words", "word")
+        run = start(builder.build(), settings=settings, until="caught-up", runner_factory=InProcessRunner)
+        report = run.wait(120)
+    assert report.records == 3
+    found = look_at_zookeeper(settings.resolve(tmp_path), Clocks())
+    assert "sasl user 'me'" in found
+    with others(doors.plain) as client, pytest.raises(NoAuthError):
+        client.get(f"/{unique}/txstream/topologies/doors/identity")
+
+
+def test_doctor_finds_a_root_that_is_open_to_all(doors: Doors, unique: str, tmp_path: Path) -> None:
+    with ZooKeeper(f"{doors.plain}/{unique}"):
+        pass
+    settings = Settings(
+        zookeeper=f"{doors.plain}/{unique}",
+        zookeeper_auth="digest",
+        zookeeper_user="me",
+        zookeeper_password=SECRET,
+    ).resolve(tmp_path)
+    with pytest.raises(WrongError, match="everybody may use") as caught:
+        look_at_zookeeper(settings, Clocks())
+    assert "setAcl -R" in caught.value.remedy
+    with others(doors.plain, auth_data=[("digest", f"me:{SECRET}")]) as client:
+        client.set_acls(f"/{unique}/txstream/topologies", CREATOR_ALL_ACL)
+    assert "digest user 'me'" in look_at_zookeeper(settings, Clocks())

@@ -1,0 +1,1 @@
+"""A new project folder, for `txstream init`: its files are the templates beside this module."""

@@ -1,0 +1,3 @@
+the cat and the dog
+The dog sleeps
+a cat

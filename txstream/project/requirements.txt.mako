@@ -1,0 +1,2 @@
+txstream
+pytest
