@@ -31,6 +31,7 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_display_short_literal_types = True
+smartquotes = False  # they would make one dash of two
 maximum_signature_line_length = 90
 toc_object_entries_show_parents = "hide"
 add_module_names = False
