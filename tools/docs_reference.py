@@ -11,6 +11,7 @@ from typing import Any, Final
 import txstream
 import txstream.inspect
 import txstream.testing
+from public_api import FURTHER
 from tracked_wheel import ROOT
 
 API_PAGES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -20,7 +21,12 @@ API_PAGES: Final[Mapping[str, tuple[str, ...]]] = {
         *("txstream.api.state", "txstream.api.map_state", "txstream.api.reducers", "txstream.semantics"),
         *("txstream.bolts.sql", "txstream.state."),
     ),
-    "running": ("txstream.engine.run", "txstream.report", "txstream.settings"),
+    "running": (
+        "txstream.engine.run",
+        "txstream.engine.spark.session",
+        "txstream.report",
+        "txstream.settings",
+    ),
     "topologies": ("txstream.",),
 }
 """Page -> the beginnings of the modules whose names it has; the first page that fits has the name."""
@@ -29,7 +35,9 @@ API_PAGES: Final[Mapping[str, tuple[str, ...]]] = {
 def api(page: str) -> str:
     """Return the public names of `txstream` that belong to a page, documented from their docstrings."""
     names = [name for name in txstream.__all__ if name != "__version__" and _page_of(name) == page]
-    return _documented("txstream", names)
+    found = [_documented("txstream", names)]
+    found += [_documented(home, [name]) for home, name in FURTHER if _page_of_module(home) == page]
+    return "\n\n".join(found)
 
 
 def module(name: str) -> str:
@@ -38,7 +46,10 @@ def module(name: str) -> str:
 
 
 def _page_of(name: str) -> str:
-    home = str(txstream._HOME_OF[name])
+    return _page_of_module(str(txstream._HOME_OF[name]))
+
+
+def _page_of_module(home: str) -> str:
     for page, beginnings in API_PAGES.items():
         if any(home == one or (one.endswith(".") and home.startswith(one)) for one in beginnings):
             return page

@@ -18,6 +18,10 @@ from txstream.api.errors import TxstreamError
 
 WRITTEN: Final = ROOT / "docs" / "reference" / "public_api.txt"
 MODULES: Final = ("txstream", "txstream.inspect", "txstream.testing")
+FURTHER: Final = (
+    ("txstream.api.declarer", "BoltDeclarer"),  # what `set_bolt` returns
+    ("txstream.engine.spark.session", "create_session"),
+)
 
 
 def lines() -> list[str]:
@@ -28,8 +32,9 @@ def lines() -> list[str]:
         for public in sorted(module.__all__):
             if public != "__version__":
                 found += _described(f"{name}.{public}", getattr(module, public))
-    create_session = importlib.import_module("txstream.engine.spark.session").create_session
-    return [*found, *_described("txstream.engine.spark.session.create_session", create_session)]
+    for home, public in FURTHER:
+        found += _described(f"{home}.{public}", getattr(importlib.import_module(home), public))
+    return found
 
 
 def _described(path: str, thing: Any) -> Iterator[str]:
