@@ -14,7 +14,7 @@ export SPARK_LOCAL_IP ?= 127.0.0.1
 
 BIN := $(VENV)/bin
 
-.PHONY: help demo compare test check lint types format soak chaos bench bench-full
+.PHONY: help demo compare test check lint types format soak chaos bench bench-full docs release
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -27,6 +27,8 @@ help:
 	@echo 'make soak     the long crash tests, and the deliberately wrong implementations that tests must catch'
 	@echo 'make bench    txstream beside Structured Streaming and a plain loop, five minutes; make bench-full, longer'
 	@echo 'make chaos    kills and freezes all processes at random while it counts (ROUNDS=3, SEED=, ARGS=--json ...)'
+	@echo 'make docs     the documentation site, in docs/_build/html'
+	@echo 'make release  build wheel and sdist in dist/, check them, and run the demo from the installed wheel'
 	@echo 'PYTHON=python3.12 picks the interpreter (3.11 or newer); VENV=DIR another place than .venv'
 
 demo: $(VENV)/.installed-core
@@ -63,8 +65,15 @@ bench-full: $(VENV)/.installed-dev
 chaos: $(VENV)/.installed-dev
 	cd tests && $(abspath $(BIN))/python -m chaos --rounds $(or $(ROUNDS),3) $(addprefix --seed=,$(SEED)) $(ARGS)
 
+docs: $(VENV)/.installed-docs
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet docs docs/_build/html $(ARGS)
+	@echo 'The site begins at docs/_build/html/index.html'
+
+release: $(VENV)/.installed-dev
+	$(BIN)/python tools/release.py $(ARGS)
+
 # --- the environment ---------------------------------------------------------------------------------------
-# The stamps say which extras are installed as pyproject.toml asks now; dev includes core. The interpreter is a
+# The stamps say which extras are installed as pyproject.toml asks now; dev includes core and docs. The interpreter is a
 # prerequisite too: when the system's Python went away or was replaced, everything is installed again.
 
 define install
@@ -79,9 +88,13 @@ $(VENV)/.installed-core: pyproject.toml $(BIN)/python
 	$(call install,)
 	@touch $@
 
+$(VENV)/.installed-docs: pyproject.toml $(BIN)/python
+	$(call install,[docs])
+	@touch $(VENV)/.installed-core $@
+
 $(VENV)/.installed-dev: pyproject.toml $(BIN)/python
 	$(call install,[dev])
-	@touch $(VENV)/.installed-core $@
+	@touch $(VENV)/.installed-core $(VENV)/.installed-docs $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

@@ -1,4 +1,4 @@
-"""An interpreter as executors have it: with what the README says that they need, but without txstream."""
+"""An interpreter as executors have it: with what the guide says that they need, but without txstream."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-_README = Path(__file__).parents[2] / "README.md"
+_GUIDE = Path(__file__).parents[2] / "docs" / "standalone.md"
 _NEEDS = re.compile(r"^Workers need Python with (.*?)\. (To write states.*?):$", re.DOTALL | re.MULTILINE)
 
 
 def executors_need(*, to_write_states: bool = False) -> list[str]:
-    """Return the packages that the README lists, as pip takes them."""
-    found = _NEEDS.search(_README.read_text(encoding="utf-8"))
-    assert found is not None, f"{_README} has no list of what workers need"
+    """Return the packages that the guide lists, as pip takes them."""
+    found = _NEEDS.search(_GUIDE.read_text(encoding="utf-8"))
+    assert found is not None, f"{_GUIDE} has no list of what workers need"
     listed = [re.findall(r"`([a-z\d-]+(?:\[[a-z,]+\])?)`", part) for part in found.groups()]
     assert all(listed), listed
     return [*listed[0], *(listed[1] if to_write_states else [])]

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 from support.bolts import Passing, words_state
+from support.guide import DOCS, GUIDES, python_of
 from support.topologies import Filter, branching, declared, eight_bolts, eight_components, storm_example
 
 from txstream.api.reducers import Count
@@ -81,10 +82,12 @@ def test_the_stages_come_below_the_text(capsys: pytest.CaptureFixture[str]) -> N
     assert shown == f"{storm_example().describe()}\n\n{plan_text(plan_batch(storm_example(), 1))}\n"
 
 
-def test_the_readme_shows_what_its_program_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)
-    (shown,) = re.findall(r"^```text\n(topology .*?)^```$", readme, re.M | re.S)
+def test_the_guide_shows_what_the_readmes_program_gives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = python_of(GUIDES[0])
+    guide = (DOCS / "topologies.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```text\n(topology .*?)^```$", guide, re.M | re.S)
     (tmp_path / "program_of_the_readme.py").write_text(program, encoding="utf-8")
     sys.path.insert(0, str(tmp_path))
     assert told(capsys, "program_of_the_readme:topology", "--stages") == shown

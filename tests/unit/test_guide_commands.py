@@ -6,7 +6,6 @@ tests/acceptance/test_guides.py runs the commands.
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import shlex
 import shutil
@@ -83,7 +82,7 @@ def test_a_command_in_a_sentence_exists_with_its_flags(span: str) -> None:
 
 def test_the_unit_file_is_one_and_starts_a_command_that_exists(tmp_path: Path) -> None:
     (shown,) = re.findall(
-        r"^```ini\n(.*?)^```$", (DOCS / "production.md").read_text(encoding="utf-8"), re.M | re.S
+        r"^```ini\n(.*?)^```$", (DOCS / "systemd.md").read_text(encoding="utf-8"), re.M | re.S
     )
     (program, words) = re.findall(r"^ExecStart=(\S+/txstream) (.+)$", shown, re.M)[0]
     found, arguments = find(words.split())
@@ -94,14 +93,6 @@ def test_the_unit_file_is_one_and_starts_a_command_that_exists(tmp_path: Path) -
     if verify is not None:
         done = subprocess.run([verify, "verify", unit], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_deployment_starts_a_command_that_exists() -> None:
-    shown = files_of(DOCS / "production.md")["word-count.yaml"]
-    program, *words = json.loads(re.findall(r"^ *command: (.+)$", shown, re.M)[0])
-    found, arguments = find(words)
-    assert program == "txstream"
-    found.make_context("txstream", arguments, **parser().context_settings)
 
 
 def test_code_that_no_command_runs(tmp_path: Path) -> None:

@@ -55,9 +55,10 @@ class TopologyTest:
         at the end.
     settings: addresses and deadlines for the source, as for a run.
     clock: the clock of the message timeouts. It stands at 0 until the test moves it
-    (`test.clock.advance(30)`). width: without Spark, how many Spark tasks each batch is spread over; None as
-    Spark would. patience_seconds: how long, in real seconds, a step goes on asking a source that has nothing
-        or cannot be read. 0 is right for a source that only the test changes.
+        (`test.clock.advance(30)`).
+    width: without Spark, how many Spark tasks each batch is spread over; None as Spark would.
+    patience_seconds: how long, in real seconds, a step goes on asking a source that has nothing or cannot be
+        read. 0 is right for a source that only the test changes.
     deadline_seconds: how long, in real seconds, a step may take.
 
     `zookeeper` holds what ZooKeeper stores of the topology, text by path. A test may read and damage it.
