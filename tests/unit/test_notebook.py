@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from support.topologies import eight_components, word_count
+from support.tracked import Lines, Split
 
-from txstream import Settings, notebook, start
+from txstream import Settings, TopologyBuilder, notebook, start
 from txstream.embedded.process import wait_until
 from txstream.notebook import html_table
 from txstream.report import RunReport
@@ -46,6 +47,15 @@ def test_a_topology_is_drawn() -> None:
     page = Page(word_count()._repr_html_())
     assert page.tags[:2] == ["div", "svg"]
     assert {"lines", "split", "count", "store", "fields(word)", "word-count"} <= set(page.texts)
+
+
+def test_a_topology_without_a_commit_phase_is_drawn() -> None:
+    builder = TopologyBuilder("forgets")
+    builder.set_spout("lines", Lines())
+    builder.set_bolt("split", Split()).shuffle_grouping("lines")
+    page = Page(builder.build()._repr_html_())
+    assert {"lines", "split", "process phase"} <= set(page.texts)
+    assert "commit phase" not in page.texts
 
 
 @pytest.mark.parametrize("with_matplotlib", [True, False])

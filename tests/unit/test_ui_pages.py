@@ -194,6 +194,9 @@ def test_a_tracked_topology_shows_its_trees(ledger: Rig, monkeypatch: pytest.Mon
     assert "2 up to 1 s, 1 older" in text
     assert ">parse</th>" in text
     assert "tracks tuples: it has no batches" in served.get("/topologies/orders/timeline", 400)
+    answers = {view: served.client.get(f"/topologies/orders{view}").status_code for view in VIEWS}
+    assert {view for view, status in answers.items() if status == 200} >= {"", "/source", "/trust", "/graph"}
+    assert max(answers.values()) < 500
 
 
 def test_the_timeline_has_attempts_outage_and_pages(served: Served) -> None:

@@ -106,21 +106,26 @@ def _figure(topology: Topology) -> Figure:
         for grouping in bolt.inputs
     ]
     layers = _layers(topology)
-    commit = min(layers[component.id] for component in topology.components if component.phase == Phase.COMMIT)
+    # Tracked tuples need no commit phase.
+    commit = min(
+        (layers[component.id] for component in topology.components if component.phase == Phase.COMMIT),
+        default=None,
+    )
     placed = place(
         {name: _box_size(lines) for name, lines in boxes.items()},
         layers,
         [Link(edge.source, edge.target, _label_size(edge.lines)) for edge in edges],
-        room_above={commit: 2 * _PADDING},
+        room_above={} if commit is None else {commit: 2 * _PADDING},
     )
     title = _title_lines(topology)
     room = _room(placed, _text_size(title))
     figure, whole = _new_figure(room.width + 2 * _MARGIN, room.height + 2 * _MARGIN + _TITLE_HEIGHT)
     whole.write(title, Point(_MARGIN, _MARGIN))
     bands = whole.moved(_MARGIN, _MARGIN + _TITLE_HEIGHT)
-    boundary = placed.layer_tops[commit]
+    boundary = room.height if commit is None else placed.layer_tops[commit]
     bands.draw_band("process phase", _PROCESS, Point(0, 0), Size(room.width, boundary))
-    bands.draw_band("commit phase", _COMMIT, Point(0, boundary), Size(room.width, room.height - boundary))
+    if commit is not None:
+        bands.draw_band("commit phase", _COMMIT, Point(0, boundary), Size(room.width, room.height - boundary))
     slack = room.width - _BAND_TITLE_WIDTH - 2 * _PADDING - placed.size.width
     pen = bands.moved(_BAND_TITLE_WIDTH + _PADDING + slack / 2, _PADDING)
     for edge, route in zip(edges, placed.routes, strict=True):
