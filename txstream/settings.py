@@ -43,7 +43,8 @@ class Settings:
     (unset: a file in `log_dir`). `py_files` are shipped to executors; `package` is the one that holds the
     framework, for executors that do not have it. `ledger_keep` says how long the ledger keeps a batch: "7d",
     "100000", "all", or the default "7d,100000" (whichever limit is reached first). `state_databases` are the
-    URLs, with passwords, of further databases with state, for commands that look there."""
+    URLs, with passwords, of further databases with state, for commands that look there.
+    """
 
     zookeeper: str | None = None
     kafka: str | None = None
