@@ -92,8 +92,7 @@ def _fastavro() -> Any:
     except ImportError as error:
         raise UsageError(
             "Avro needs fastavro, which is not installed; type pip install 'txstream[avro]', where the "
-            "workers "
-            "run too"
+            "workers run too"
         ) from error
     return fastavro
 

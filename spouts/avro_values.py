@@ -200,8 +200,8 @@ class _Resolution:
             else:
                 raise UnresolvableError(
                     f"field {inner!r} has no default in the topology's schema "
-                    f"({type_name(field['type'])}), and "
-                    f"is not a field of the writer's {writer['name']} ({', '.join(written) or 'no fields'})"
+                    f"({type_name(field['type'])}), and is not a field of the writer's {writer['name']} "
+                    f"({', '.join(written) or 'no fields'})"
                 )
             fields.append((pa.field(name, data_type), known, convert))
         return _Record(fields)
@@ -281,8 +281,7 @@ def _with_defaults_as_read(avro: AvroSchema) -> Schema:
 
 
 def _default(avro: AvroSchema, schema: Schema, default: Any) -> Any:
-    """Return a default as fastavro would read it: in a schema, bytes are text and a union has its first
-    type."""
+    """Return a default as fastavro would read it. In a schema, bytes are text."""
     schema = avro.resolved(schema)
     if isinstance(schema, list):
         # A null beside the one other type may come second, and some writers of schemas do not mind.

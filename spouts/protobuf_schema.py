@@ -2,7 +2,8 @@
 table.
 
 A message type is kept as serialized descriptors and a name, so that executors need none of the user's
-generated modules. What cannot be a column is refused here, when the topology is built."""
+generated modules. What cannot be a column is refused here, when the topology is built.
+"""
 
 from __future__ import annotations
 
@@ -99,9 +100,8 @@ def message_type(given: Any) -> MessageType:
         return MessageType(files.SerializeToString(deterministic=True), descriptor.full_name)
     if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], str)):
         raise SchemaError(
-            f"a Protobuf schema is given as a generated message class, or as the pair of a descriptor "
-            f"set and a "
-            f"message's full name, ('orders.desc', 'shop.Order'), not as {type(given).__name__}"
+            "a Protobuf schema is given as a generated message class, or as the pair of a descriptor set "
+            f"and a message's full name, ('orders.desc', 'shop.Order'), not as {type(given).__name__}"
         )
     path, name = given
     try:
@@ -110,9 +110,8 @@ def message_type(given: Any) -> MessageType:
         pool = _pool(checked.files)
     except Exception as error:  # protobuf raises what it meets in a file that is no descriptor set
         raise SchemaError(
-            f"{str(path)!r} cannot be read as a descriptor set ({type(error).__name__}: {error}); make "
-            f"it with "
-            f"protoc --include_imports --descriptor_set_out={path} FILE.proto"
+            f"{str(path)!r} cannot be read as a descriptor set ({type(error).__name__}: {error}); make it "
+            f"with protoc --include_imports --descriptor_set_out={path} FILE.proto"
         ) from error
     try:
         pool.FindMessageTypeByName(name)
@@ -184,8 +183,7 @@ def compiled(sources: Sequence[tuple[str, str]], main: str) -> Any:
     except ImportError as error:
         raise UsageError(
             "the registry gives Protobuf schemas as text only (it ignores ?format=serialized), and to "
-            "compile "
-            "them takes protoc; type pip install 'txstream[protoc]', where the workers run too"
+            "compile them takes protoc; type pip install 'txstream[protoc]', where the workers run too"
         ) from error
     with TemporaryDirectory(prefix="txstream-protoc-") as folder:
         for name, text in sources:
@@ -212,8 +210,7 @@ def _struct(message: Any, path: str, within: tuple[str, ...]) -> pa.DataType:
     if message.full_name in within:
         raise SchemaError(
             f"{where} is a {message.full_name} inside a {message.full_name}: a column cannot hold a type "
-            f"that "
-            f"contains itself; leave the field out of the topology's schema"
+            "that contains itself; leave the field out of the topology's schema"
         )
     if not message.fields:
         raise SchemaError(

@@ -198,17 +198,15 @@ def _difference(writer: Any, reader: Any, path: str, seen: set[tuple[str, str]])
             moved = writer.fields_by_name.get(field.name)
             if moved is not None:
                 return (
-                    f"field {inner!r} has number {moved.number} in the writer's schema, {field.number} "
-                    f"in the "
-                    f"topology's"
+                    f"field {inner!r} has number {moved.number} in the writer's schema, {field.number} in "
+                    "the topology's"
                 )
             continue
         if not _fits(written, field):
             named = "" if written.name == field.name else f"{written.name} "
             return (
                 f"field {inner!r} (number {field.number}) is {named}{type_name(written)} in the writer's "
-                f"schema, "
-                f"{type_name(field)} in the topology's"
+                f"schema, {type_name(field)} in the topology's"
             )
         if field.message_type is not None:
             found = _difference(written.message_type, field.message_type, inner, seen)

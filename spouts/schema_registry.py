@@ -92,8 +92,7 @@ class SchemaRegistry:
         except ImportError as error:
             raise UsageError(
                 "a schema registry needs urllib3, which is not installed; type pip install "
-                "'txstream[avro]' or "
-                "'txstream[protobuf]', where the workers run too"
+                "'txstream[avro]' or 'txstream[protobuf]', where the workers run too"
             ) from error
         self._errors = urllib3.exceptions
         self._base, headers = _parsed(url)
@@ -159,9 +158,8 @@ class SchemaRegistry:
         except self._errors.HTTPError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise UsageError(
-                    f"the certificate of the schema registry at {self.shown} is not trusted: {error}; "
-                    f"name the "
-                    f"file of its authority's certificates in TXSTREAM_SCHEMA_REGISTRY_CA"
+                    f"the certificate of the schema registry at {self.shown} is not trusted: {error}; name "
+                    "the file of its authority's certificates in TXSTREAM_SCHEMA_REGISTRY_CA"
                 ) from error
             raise ServiceUnavailableError(
                 f"the schema registry at {self.shown} does not answer: {type(error).__name__}: {error}"
@@ -170,8 +168,7 @@ class SchemaRegistry:
         if status in _REFUSED:
             raise UsageError(
                 f"the schema registry at {self.shown} refuses to answer (HTTP {status}); give user and "
-                f"password "
-                f"in its URL, https://USER:PASSWORD@HOST, best in TXSTREAM_SCHEMA_REGISTRY"
+                "password in its URL, https://USER:PASSWORD@HOST, best in TXSTREAM_SCHEMA_REGISTRY"
             )
         if status >= 500 or status in _BUSY:
             raise ServiceUnavailableError(

@@ -152,8 +152,7 @@ def test_protobuf_records(topics: Topics, settings: txstream.Settings, unique: s
 
 
 def test_keys_and_values_of_two_versions(topics: Topics, services: Services, unique: str) -> None:
-    """Their columns are what was encoded, with nulls for a tombstone; a dead letter is decoded so,
-    too."""
+    """Their columns are what was encoded, with nulls for a tombstone. Dead letters are, too."""
     older = {**ORDER, "fields": ORDER["fields"][:3]}
     customer = {"type": "record", "name": "Customer", "fields": [{"name": "number", "type": "int"}]}
     topics.create(unique)
@@ -187,5 +186,10 @@ def test_keys_and_values_of_two_versions(topics: Topics, services: Services, uni
         wanted.append(dict.fromkeys(ORDER_FIELDS))
         assert rows == [{**one, "key": {"number": 5}, "offset": at} for at, one in enumerate(wanted)]
         letter = DeadLetter(f"{unique}/0@1", unique, 0, 1, 0, key, values[1], None, "orders", "E", "", "")
-        assert source.letter_decoder(context)([letter]).to_pylist() == rows[1:2]
+        decode = source.letter_decoder(context)
+        assert decode([letter]).to_pylist() == rows[1:2]
+        with pytest.raises(
+            DecodeError, match=rf"^the key of the record at offset 1 of topic '{unique}', .* no schema id"
+        ):
+            decode([replace(letter, key=b"five")])
     assert source.undecoded().output.names == KafkaSource(unique, value_format="binary").output.names

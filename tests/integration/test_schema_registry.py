@@ -97,9 +97,8 @@ def test_a_change_that_cannot_be_resolved_names_schema_subject_and_both_fields(
         reader_of(url_of(registry))([good, encoded(other, wrong, {"id": "x"}), good])
     assert caught.value.row == 1
     assert caught.value.reason == (
-        f"schema {other} (subject 'orders-value', version 2): field 'id' is string in the writer's "
-        f"schema, long "
-        f"in the topology's"
+        f"schema {other} (subject 'orders-value', version 2): field 'id' is string in the writer's schema, "
+        "long in the topology's"
     )
 
 
