@@ -95,6 +95,12 @@ def others(address: str, **options: Any) -> Iterator[Any]:
         client.close()
 
 
+def walk(client: Any, path: str) -> Iterator[str]:
+    yield path
+    for name in client.get_children(path):
+        yield from walk(client, f"{path}/{name}")
+
+
 @pytest.mark.parametrize("access", [ME, ZooKeeperAccess("digest", "me", SECRET)], ids=["sasl", "digest"])
 def test_znodes_are_closed_to_others(doors: Doors, unique: str, access: ZooKeeperAccess) -> None:
     with ZooKeeper(f"{doors.plain}/{unique}", access=access) as zookeeper:
@@ -183,6 +189,12 @@ def test_a_run_behind_the_doors(doors: Doors, unique: str, sqlite_url: str, tmp_
     assert "sasl user 'me'" in found
     with others(doors.plain) as client, pytest.raises(NoAuthError):
         client.get(f"/{unique}/txstream/topologies/doors/identity")
+    login = {"mechanism": "DIGEST-MD5", "username": "me", "password": SECRET}
+    with others(doors.plain, sasl_options=login) as client:
+        closed = list(walk(client, f"/{unique}"))
+        assert {path.rpartition("/")[2] for path in closed} >= {"identity", "epoch", "current", "leader"}
+        for path in closed:
+            assert [(one.id.scheme, one.id.id) for one in client.get_acls(path)[0]] == [("sasl", "me")], path
 
 
 def test_doctor_finds_a_root_that_is_open_to_all(doors: Doors, unique: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ things to find out.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -158,28 +159,23 @@ def _failed(error: Exception) -> Check:
     )
 
 
-class _channel:  # noqa: N801 - a context manager, used as a function
-    """Listens as the channel of tasks that stay does, and yields where."""
-
-    def __init__(self, context: Any) -> None:
-        conf, loopback = context._conf, "127.0.0.1"
-        is_local = Master(str(context.master)).is_local
-        self._host = loopback if is_local else str(conf.get("spark.driver.host", loopback))
-        bind = loopback if is_local else str(conf.get("spark.driver.bindAddress", self._host))
-        port = int(str(conf.get(PORT_SETTING, "0")))
-        try:
-            self._server = socket.create_server((bind, port), backlog=_MOST_TASKS)
-        except OSError as error:
-            raise ServiceUnavailableError(
-                f"the driver cannot listen at {bind}:{port}: {error}; give spark.driver.bindAddress an "
-                f"address of this machine, and {PORT_SETTING} a free port"
-            ) from error
-
-    def __enter__(self) -> tuple[str, str, int]:
-        return "the driver's channel for tasks that stay", self._host, self._server.getsockname()[1]
-
-    def __exit__(self, *_: object) -> None:
-        self._server.close()
+@contextlib.contextmanager
+def _channel(context: Any) -> Iterator[tuple[str, str, int]]:
+    """Listen as the channel of tasks that stay does, and yield where."""
+    conf, loopback = context._conf, "127.0.0.1"
+    is_local = Master(str(context.master)).is_local
+    host = loopback if is_local else str(conf.get("spark.driver.host", loopback))
+    bind = loopback if is_local else str(conf.get("spark.driver.bindAddress", host))
+    port = int(str(conf.get(PORT_SETTING, "0")))
+    try:
+        server = socket.create_server((bind, port), backlog=_MOST_TASKS)
+    except OSError as error:
+        raise ServiceUnavailableError(
+            f"the driver cannot listen at {bind}:{port}: {error}; give spark.driver.bindAddress an "
+            f"address of this machine, and {PORT_SETTING} a free port"
+        ) from error
+    with server:
+        yield "the driver's channel for tasks that stay", host, server.getsockname()[1]
 
 
 def _distribution(module: str) -> str | None:
