@@ -28,8 +28,11 @@ from txstream.embedded import running
 SUPPORT = Path(__file__).parents[1] / "support"
 NURSERY, SPARKLESS = SUPPORT / "nursery.py", SUPPORT / "sparkless.py"
 
-# Commands that check this project itself, need a cluster or a running driver, or belong to systemd.
-NOT_RUN = re.compile(r"^(make|systemctl|journalctl|txstream (pause|resume|stop)) |--master spark://")
+# Commands that check this project itself, need a cluster or a running driver, belong to systemd, or install
+# (test_readme.py types those).
+NOT_RUN = re.compile(
+    r"^(make|systemctl|journalctl|pip|\.|python3 -m venv|txstream (pause|resume|stop)) |--master spark://"
+)
 # What a guide shows when ZooKeeper has lost the topology.
 LOST = re.compile("it knows nothing of this topology|nothing in ZooKeeper")
 # The databases that a reader has, each with the file that stands for it here.
