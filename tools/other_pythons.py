@@ -40,8 +40,8 @@ TESTS: Final = (
     "testing_bolts",
     "releases",
 )
-EXTRAS: Final = "metrics,mysql,postgresql"  # tests/conftest.py imports the drivers
-NEEDED: Final = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+EXTRAS: Final = "metrics,mysql,postgresql,redis"  # tests/conftest.py imports the drivers
+NEEDED: Final[Sequence[str]] = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 LINKED: Final = ("pyspark", "py4j")
 MINUTES: Final = 10
 
@@ -80,7 +80,18 @@ def run(python: Path, wheel: Path, scratch: Path) -> int:
         (packages / found.name).symlink_to(found)
     _call([own, "-m", "pip", "install", "--quiet", f"{wheel}[{EXTRAS}]", *NEEDED])
     tests = [f"tests/unit/test_{name}.py" for name in TESTS]
-    command = [own, "-m", "pytest", "-q", "-n", "2", "-m", "not soak and not ci", "-p", "no:cacheprovider"]
+    pytest = [
+        str(own),
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "2",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not soak and not ci",
+    ]
     clean = {
         name: value for name, value in os.environ.items() if name not in ("PYTEST_ADDOPTS", "PYTHONPATH")
     }
@@ -88,7 +99,7 @@ def run(python: Path, wheel: Path, scratch: Path) -> int:
     clean["PYTHONSAFEPATH"] = "1"
     try:
         return subprocess.run(
-            [*command, *tests], cwd=ROOT, env=clean, check=False, timeout=MINUTES * 60
+            [*pytest, *tests], cwd=ROOT, env=clean, check=False, timeout=MINUTES * 60
         ).returncode
     except subprocess.TimeoutExpired as error:
         raise CheckError(f"the tests took more than {MINUTES} minutes") from error

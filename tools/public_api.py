@@ -80,7 +80,7 @@ def _arguments(thing: Any) -> str:
             shown.append("*")
         if one.kind is one.VAR_POSITIONAL:
             is_keyword = True
-        star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        star = "*" if one.kind is one.VAR_POSITIONAL else "**" if one.kind is one.VAR_KEYWORD else ""
         optional = "=" if one.default is not one.empty else ""
         shown.append(f"{star}{one.name}{optional}")
     return f"({', '.join(shown)})"

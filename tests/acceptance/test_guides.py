@@ -29,10 +29,12 @@ from txstream.embedded import running
 SUPPORT = Path(__file__).parents[1] / "support"
 NURSERY, SPARKLESS = SUPPORT / "nursery.py", SUPPORT / "sparkless.py"
 
-# Commands that check this project itself, need a cluster or a running driver, or belong to systemd.
-# Some would go on until somebody stops them, some have ID where the reader's topology goes.
+# Commands that check this project itself, need a cluster or a running driver, belong to systemd, or install
+# (test_readme.py types those). Some would go on until somebody stops them, some have ID where the reader's
+# topology goes.
 NOT_RUN = re.compile(
-    r"^(make|systemctl|journalctl|txstream (pause|resume|stop)) |--master spark://|--metrics [0-9]| ID\b"
+    r"^(make|systemctl|journalctl|pip|\.|python3 -m venv|txstream (pause|resume|stop)) "
+    r"|--master spark://|--metrics [0-9]| ID\b"
 )
 # What a guide shows when ZooKeeper has lost the topology.
 LOST = re.compile("it knows nothing of this topology|nothing in ZooKeeper")

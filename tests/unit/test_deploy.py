@@ -144,8 +144,7 @@ def test_a_manifest_fits_kubernetes_schema(path: Path, document: dict[str, Any],
 
 
 def test_a_wrong_manifest_does_not_fit() -> None:
-    (driver,) = (one.values[1] for one in MANIFESTS if one.id == "driver-Deployment")
-    wrong = json.loads(json.dumps(driver))  # type: ignore[unreachable]
+    wrong = json.loads(json.dumps(manifest("Deployment")))
     wrong["spec"]["template"]["spec"]["containers"][0]["comand"] = ["txstream"]
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, "1.31", strict=True)

@@ -104,7 +104,7 @@ def test_spaces_around_a_value_are_json() -> None:
     [
         (b"", "it is not JSON: Expecting value at character 0"),
         (b'{"a": 1', "it is not JSON: Expecting ',' delimiter at character 7"),
-        (b'{"a": 1,}', "it is not JSON: Expecting property name"),
+        (b'{"a": 1,}', "it is not JSON: "),  # Python 3.13 has other words for the rest
         (b'{"a": 1} {"a": 2}', "it is not JSON: Extra data at character 9"),
         (b'{"a": 1}\n{"a": 2}', "it is not JSON: Extra data at character 9"),
         (b'{"a": 1}null', "it is not JSON: Extra data"),
