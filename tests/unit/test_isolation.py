@@ -27,8 +27,10 @@ from txstream import (
     SqlStateBolt,
     Topology,
     TransactionalSpout,
+    StateValueError,
     TransactionalTopologyBuilder,
     Tuple,
+    custom,
 )
 from txstream.batch_metas import BatchMetas
 from txstream.engine.batch.record_search import FailingRecord
@@ -325,6 +327,65 @@ def test_a_value_that_no_state_takes_is_found(spout: Any, database: str) -> None
             test.run()
             assert test.table("counts") == {"a": 1, "b": 1}
     assert dead(database) == [(1, "p@1", "store", "StateValueError", None)]
+
+
+def whole(stored: int, new: int) -> int:
+    if 13 in (stored, new):
+        raise ValueError("not with 13")
+    return stored + new
+
+
+@BOTH
+@pytest.mark.parametrize("commit", ["driver", "executors"])
+def test_a_value_that_is_refused_only_within_the_commit_is_found(
+    spout: Any, commit: Any, database: str
+) -> None:
+    """A custom reducer takes it as the first of its batch, and fails once it meets the stored value."""
+    rows = [("a", 1), ("b", 2), ("a", 3), ("a", 4), ("b", 13), ("c", 13), ("b", 5)]
+    with MemorySpout("word string, n bigint", {"p": rows}) as source:
+        builder = TransactionalTopologyBuilder(
+            "words", "words", spout(source, max_batch_records=3), dead_letters=ALL, commit=commit
+        )
+        state = SqlState("sums", key="word string", value="n bigint")
+        store = builder.set_committer_bolt("store", SqlStateBolt(state, n=custom(whole, None)), parallelism=2)
+        store.fields_grouping("words", "word")
+        with TopologyTest(builder, database=database) as test:
+            if spout is TransactionalSpout and commit == "executors":
+                # Shares of the batch may be written already, and no attempt of it could take them back.
+                with pytest.raises(StateValueError, match="not with 13"):
+                    test.run()
+                assert dead_places(database) == []
+                return
+            test.run()
+            assert test.table("sums") == {"a": 8, "b": 7, "c": 13}
+            assert len(test.attempts(2)) == 2
+    assert dead_places(database) == [("p@4", "store", "StateValueError")]
+
+
+@BOTH
+def test_records_that_a_database_refuses_only_together_end_the_run(spout: Any, database: str) -> None:
+    rows = [("a", 1), ("b", 1), ("b", 6), ("b", 7)]
+    with MemorySpout("word string, n bigint", {"p": rows}) as source:
+        builder = TransactionalTopologyBuilder(
+            "words", "words", spout(source, max_batch_records=2), dead_letters=ALL
+        )
+        state = SqlState("sums", key="word string", value="n bigint")
+        store = builder.set_committer_bolt("store", SqlStateBolt(state, n=custom(whole, None)))
+        store.fields_grouping("words", "word")
+        with TopologyTest(builder, database=database) as test:
+            with pytest.raises(StateValueError, match="not with 13"):
+                test.run()
+            assert test.table("sums") == {"a": 1, "b": 1}
+    assert dead_places(database) == []
+
+
+def dead_places(url: str) -> list[tuple[str, str, str]]:
+    opened = open_database(url)
+    found = [
+        (one.place, one.letter.component, one.letter.exception) for one in opened.dead_letters("words")
+    ]
+    opened.close()
+    return found
 
 
 def test_each_reason_is_logged_once_with_its_count(database: str, caplog: pytest.LogCaptureFixture) -> None:

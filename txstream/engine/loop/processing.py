@@ -197,13 +197,17 @@ class Processing:
     def _process(
         self, attempt: TransactionAttempt, metas: BatchMetas[Any], *, is_checked: bool = False
     ) -> _Processed:
-        """Do to a batch what comes before its commit. `is_checked`: raise what a database would refuse."""
+        """Do to a batch what comes before its commit. `is_checked`: raise what a database would refuse; if
+        one has refused the batch, its commit is rehearsed."""
         result = self._runner.run(attempt, self._retries.loaded(metas))
         started = time.perf_counter()
         try:
             deltas = self._committer.prepare(result)
             if is_checked:
                 self._committer.check(deltas)
+                failures = self._batches.failures.of(attempt.txid)
+                if failures is not None and failures.in_commit:
+                    self._committer.rehearse(attempt, deltas)
         except BaseException:
             self.release(result)
             raise
