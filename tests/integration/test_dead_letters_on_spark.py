@@ -137,6 +137,7 @@ def test_dead_letters_are_sent_to_a_topic_too(launcher: Launcher, unique: str) -
     asked = [*arguments(unique, "opaque"), "-p", f"topic={topic}"]
     first = launcher.run(*asked)
     assert (first.status, "dead letters wait" in first.stderr) == (0, True), first.stderr
+    assert "5 records left out as dead letters" in first.stdout
     create_topic(launcher.services.kafka, topic)
     ended = launcher.run(*asked)
     assert ended.status == 0, ended.stderr

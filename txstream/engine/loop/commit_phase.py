@@ -145,6 +145,7 @@ class CommitPhase:
             timing.commit_seconds = time.perf_counter() - started - merged_seconds
             if not self._has_bolts:
                 self._watcher.bolts_committed(attempt, finished)
+            timing.dead_letters = len(batch.letters)
             self._watcher.wrote(attempt, deltas, batch.letters)
             self._statistics.saw(attempt, [*batch.result.places, *finished.places])
             self._batches.carry_out(self._batches.coordinator.ack(attempt))

@@ -35,6 +35,9 @@ from txstream.zookeeper import ProgressStore
 
 log = logging.getLogger(__name__)
 
+_TIMEOUTS_BEFORE_ISOLATION = 2
+"""In a row. A single one is more often a slow start, or a service that is away, than a record."""
+
 
 class FailedAttempts:
     """The event loop's failed attempts. Its methods are called on the loop's thread."""
@@ -130,7 +133,9 @@ class FailedAttempts:
     def isolates(self, attempt: TransactionAttempt) -> bool:
         """Return whether the attempt looks for records at which its batch fails, to leave them out."""
         failures = self._of_txid.get(attempt.txid)
-        if self._topology.dead_letters is None or failures is None or not failures.by_records:
+        if self._topology.dead_letters is None or failures is None:
+            return False
+        if not failures.by_records and failures.timeouts < _TIMEOUTS_BEFORE_ISOLATION:
             return False
         return self._batches.coordinator.may_leave_out(attempt)
 

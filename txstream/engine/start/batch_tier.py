@@ -122,6 +122,7 @@ class BatchTier(Tier[EventLoop]):
             caught_up=loop.caught_up,
             failure_reasons=dict(statistics.failure_reasons),
             stopped_by=taken.steering.stopped_by,
+            dead_letters=statistics.dead_letters,
         )
 
     def progress(self, seconds: float) -> RunProgress:
@@ -137,6 +138,7 @@ class BatchTier(Tier[EventLoop]):
             seconds=seconds,
             waiting_for=loop.waiting_for,
             lag_records=self._lag_records(loop),
+            dead_letters=statistics.dead_letters,
         )
 
     def _lag_records(self, loop: EventLoop) -> int | None:
