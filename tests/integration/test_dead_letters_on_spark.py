@@ -384,5 +384,5 @@ def test_a_record_that_makes_a_dataframe_bolt_fail_is_found_by_halving(
     topology = words_of(unique, RefusesOdd(), DeadLetters())
     batches, failed, _ = run_on(spark, services, sqlite_url, topology)
     assert (batches, failed) == (1, 1)
-    assert dead_in(sqlite_url, unique) == [(f"{unique}/0@3", "same", "SparkRuntimeException")]
+    assert dead_in(sqlite_url, unique) == [(f"{unique}/0@3", "same", "BoltError")]
     assert {row["word"]: row["n"] for row in read_rows(sqlite_url, unique)} == {"a": 2, "b": 1, "c": 1}
