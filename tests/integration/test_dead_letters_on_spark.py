@@ -183,7 +183,7 @@ RETRY = [
 
 def killed(launcher: Launcher, command: list[str], at: str, txid: int, **more: str) -> None:
     how = {"KILL_AT": at} if "/" in at else {"TXSTREAM_FAULT": f"kill@{at}:{txid}"}
-    ended = launcher.run(*command, **how, **more)
+    ended = launcher.start(*command, **how, **more).wait()
     assert ended.status == -signal.SIGKILL, (at, ended.stdout, ended.stderr)
 
 

@@ -220,9 +220,9 @@ class LetterRunner(Runner):
                 calls.update(more)
         if not isinstance(found.result, BaseException):
             return found.result
-        error = copy.copy(found.result)
-        error.args = tuple(str(one).replace(str(found.attempt), str(attempt)) for one in error.args)
-        raise error
+        failure = copy.copy(found.result)
+        failure.args = tuple(str(one).replace(str(found.attempt), str(attempt)) for one in failure.args)
+        raise failure
 
 
 def _moods_of(words: set[str]) -> list[Hashable]:
