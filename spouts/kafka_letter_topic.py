@@ -28,8 +28,11 @@ class KafkaLetterTopic:
         self._topic = topic
         self._timeout_seconds = timeout_seconds
         timeout_ms = int(timeout_seconds * 1000)
+        request_ms = options.get("request_timeout_ms", timeout_ms)
         self._producer = KafkaProducer(
-            **options,
+            **{**options, "request_timeout_ms": request_ms},
+            # The producer gives a record up by itself, so that none is sent behind its successors.
+            delivery_timeout_ms=max(timeout_ms, request_ms),
             bootstrap_servers=[server.strip() for server in bootstrap.split(",")],
             acks="all",
             max_in_flight_requests_per_connection=1,
@@ -50,7 +53,7 @@ class KafkaLetterTopic:
             partition=sorted(partitions)[(record.partition or 0) % len(partitions)],
             timestamp_ms=record.timestamp_ms,
         )
-        sent.get(timeout=self._timeout_seconds)
+        sent.get(timeout=2 * self._timeout_seconds)
 
     def close(self) -> None:
         self._producer.close(timeout=0)

@@ -250,8 +250,8 @@ class Coordinator(Generic[Meta]):
         self._check_stored(stored)
         self._fixed = {txid for txid in stored if txid >= current}
         self._replays = set(replays)
-        # Txids that some driver may have committed in part.
-        self._asked = set(replays)
+        # Txids that some driver may have committed in part, with the attempt if only one has been asked for.
+        self._asked: dict[Txid, AttemptId | None] = dict.fromkeys(replays)
         self._amending: Counter[Txid] = Counter()
         self._planning: Plan[Meta] | None = None
         self._persisting: Txid | None = None
@@ -381,7 +381,8 @@ class Coordinator(Generic[Meta]):
         head = self.active.get(self.current)
         if head is not None and head.phase is Phase.PROCESSED and self.current not in self._amending:
             head.phase = Phase.COMMITTING
-            self._asked.add(self.current)
+            asked_before = self.current in self._asked
+            self._asked[self.current] = None if asked_before else head.attempt.attempt
             commands.append(EmitCommit(head.attempt, self._metas[self.current]))
         return commands
 
@@ -500,6 +501,12 @@ class Coordinator(Generic[Meta]):
             return [Advance(attempt.txid, attempt.attempt, metas, store=not self._is_transactional)]
         raise CoordinatorError(f"{attempt} was acked while {batch.phase}")
 
+    def wrote_nothing(self, attempt: TransactionAttempt) -> None:
+        """The commit of this attempt was refused, and has written nothing anywhere. Call it before `fail`.
+        Unless the commit of another attempt has been asked for too, the batch may still leave out records."""
+        if self._find(attempt) is not None and self._asked.get(attempt.txid) == attempt.attempt:
+            del self._asked[attempt.txid]
+
     @_event
     def fail(self, attempt: TransactionAttempt, why: str = "") -> list[Command[Meta]]:
         """The attempt failed: it and all later active ones are replayed. `why` is for the story."""
@@ -527,7 +534,7 @@ class Coordinator(Generic[Meta]):
         del self.active[txid]
         self._replays.discard(txid)
         self._fixed.discard(txid)
-        self._asked.discard(txid)
+        self._asked.pop(txid, None)
         self.current = Txid(txid + 1)
         self._metas.cleanup_before(txid)
         return self._sync()

@@ -24,7 +24,7 @@ _KEPT_TIMINGS = 10_000
 @dataclass(slots=True)
 class BatchTiming:
     """Where the time of one batch went, in seconds. `read` and `process` are summed over Spark tasks.
-    `committed_at` is in seconds since 1970."""
+    `committed_at` is in seconds since 1970, `dead_letters` how many records it left out."""
 
     txid: Txid
     records: int = 0
@@ -39,6 +39,7 @@ class BatchTiming:
     advance_seconds: float = 0.0
     width: int = 0
     committed_at: float = 0.0
+    dead_letters: int = 0
 
     def before_commit(self) -> dict[str, float]:
         """Seconds by step before the commit, for the ledger. Steps that did not happen are left out."""
@@ -85,6 +86,7 @@ class RunProgress:
     waiting_for: str | None
     lag_records: int | None
     trees: TreeCounts | None = None
+    dead_letters: int = 0
 
 
 def shown_reasons(reasons: Mapping[str, int]) -> list[str]:
@@ -99,8 +101,8 @@ class RunReport:
     `BatchFailedError`, an error in a bolt; `failure_reasons` has the number for each reason.
     `replayed_attempts` counts those beyond each txid's first, including later txids that were replayed with a
     failed one. `recovered_batches` counts those that an earlier run left open or half committed. `stopped_by`
-    is the operator who stopped the run (`txstream stop`). `timings` are those of its last batches, which
-    `plot` draws."""
+    is the operator who stopped the run (`txstream stop`); `dead_letters` is how many records its batches left
+    out. `timings` are those of its last batches, which `plot` draws."""
 
     topology: str
     uuid: str
@@ -118,6 +120,7 @@ class RunReport:
     failure_reasons: Mapping[str, int] = field(default_factory=dict)
     stopped_by: str | None = None
     timings: tuple[BatchTiming, ...] = field(default=(), repr=False, compare=False)
+    dead_letters: int = 0
 
     def __repr__(self) -> str:
         done = f"{counted(self.batches, 'batch', 'batches')}, {counted(self.records, 'record')}"
@@ -136,6 +139,7 @@ class RunReport:
                 ["failed attempts", self.failed_attempts],
                 ["replayed attempts", self.replayed_attempts],
                 ["recovered batches", self.recovered_batches],
+                ["dead letters", self.dead_letters],
                 ["caught up", self.caught_up],
             ],
         )
@@ -181,6 +185,7 @@ class Statistics:
     failure_reasons: Counter[str] = field(default_factory=Counter)
     replayed_attempts: int = 0
     recovered_batches: int = 0
+    dead_letters: int = 0
     first_txid: Txid | None = None
     assignment: Assignment | None = None
     timings: deque[BatchTiming] = field(default_factory=lambda: deque(maxlen=_KEPT_TIMINGS))
@@ -193,6 +198,7 @@ class Statistics:
         self.records += timing.records
         self.first_txid = self.first_txid or timing.txid
         self.recovered_batches += is_recovered
+        self.dead_letters += timing.dead_letters
 
     def saw(
         self,

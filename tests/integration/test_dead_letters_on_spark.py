@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
@@ -20,25 +20,61 @@ from support.texts import create_topic, produce
 
 import txstream
 from txstream import Count, DeadLetters, KafkaSource, OpaqueSpout, SqlState, SqlStateBolt, Topology
-from txstream.api.bolts import BasicBolt
+from txstream.api.bolts import BasicBolt, DataFrameBolt
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.embedded import Services
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 RECORDS = 500
 BAD_JSON = {17: b"{no json", 130: b"\xff\xfe", 401: b'{"user": "u1", "amount": "much"}'}
 BAD_ORDERS = {60: -1, 299: -2}
 MODULE = """
+import itertools
+import os
+import signal
+
 from txstream import *
+from txstream.engine.loop.isolation import _Search
+from txstream.engine.loop.retries import Retries
+from txstream.zookeeper import ProgressStore
+
+KILL_AT = os.environ.get("KILL_AT", "").split("/")
+
+
+def is_killed_at(owner, name):
+    real, calls = getattr(owner, name), itertools.count(1)
+
+    def step(*given, **options):
+        call = next(calls)
+        try:
+            if KILL_AT == ["before", name, str(call)]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*given, **options)
+        finally:
+            if KILL_AT == ["after", name, str(call)]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, step)
+
+
+for owner, name in (
+    (_Search, "found_in"),
+    (_Search, "_processed"),
+    (ProgressStore, "amend"),
+    (ProgressStore, "answer_request"),
+    (Retries, "loaded"),
+):
+    if name in KILL_AT:
+        is_killed_at(owner, name)
 
 
 class Check(BasicBolt):
     output = "user string, amount bigint"
 
     def execute(self, tup, collector):
-        if tup["amount"] < 0:
+        if tup["amount"] < 0 and not os.environ.get("REPAIRED"):
             raise ValueError("an order of less than nothing")
         collector.emit((tup["user"], tup["amount"]))
 
@@ -67,11 +103,13 @@ def orders() -> list[bytes]:
     return values
 
 
-def truth() -> dict[str, tuple[int, int]]:
-    good = [number for number in range(RECORDS) if number not in {*BAD_JSON, *BAD_ORDERS}]
+def truth(*, is_repaired: bool = False) -> dict[str, tuple[int, int]]:
+    amounts = {number: number for number in range(RECORDS)} | BAD_ORDERS
+    bad = BAD_JSON if is_repaired else {*BAD_JSON, *BAD_ORDERS}
+    good = [number for number in range(RECORDS) if number not in bad]
     times = Counter(f"u{number % 7}" for number in good)
     return {
-        user: (count, sum(number for number in good if f"u{number % 7}" == user))
+        user: (count, sum(amounts[number] for number in good if f"u{number % 7}" == user))
         for user, count in times.items()
     }
 
@@ -93,11 +131,7 @@ def check(launcher: Launcher, name: str) -> None:
     """Compare table and dead letters, read by plain SQL, with what was produced."""
     found = {row["user"]: (row["n"], row["amount"]) for row in read_rows(launcher.database, name)}
     assert found == truth()
-    engine = sa.create_engine(launcher.database)
-    with engine.connect() as connection:
-        query = "SELECT * FROM txstream_dead_letter WHERE topology = :id"
-        rows = connection.execute(sa.text(query), {"id": name}).mappings().all()
-    engine.dispose()
+    rows = rows_of(launcher, name)
     values = orders()
     bad = sorted((*BAD_JSON, *BAD_ORDERS))
     assert sorted(4 * row["offset"] + row["partition"] for row in rows) == bad
@@ -112,6 +146,15 @@ def check(launcher: Launcher, name: str) -> None:
     assert sum(batch["tuples"] for batch in ledger) == RECORDS - len(bad)
 
 
+def rows_of(launcher: Launcher, name: str) -> Sequence[Mapping[str, Any]]:
+    engine = sa.create_engine(launcher.database)
+    with engine.connect() as connection:
+        query = "SELECT * FROM txstream_dead_letter WHERE topology = :id"
+        rows: Sequence[Any] = connection.execute(sa.text(query), {"id": name}).mappings().all()
+    engine.dispose()
+    return rows
+
+
 def run_through(launcher: Launcher, name: str, semantics: str, points: Sequence[str]) -> None:
     prepare(launcher, name)
     for point in points:
@@ -121,6 +164,85 @@ def run_through(launcher: Launcher, name: str, semantics: str, points: Sequence[
     assert ended.status == 0, ended.stderr
     check(launcher, name)
     assert launcher.run("fsck", name).status == 0
+
+
+SEARCH = [
+    *("before/found_in/1", "after/found_in/1", "before/found_in/2", "after/found_in/2"),
+    *("before/_processed/1", "after/_processed/1"),
+]
+"""Around the search by workers, the second look at what they found, and the batch without that."""
+AMENDED = ["before/amend/1", "after/amend/1"]
+COMMIT = ["before-commit", "inside-commit", "after-commit"]
+RETRY = [
+    *("before/loaded/1", "after/loaded/1"),
+    # The batch as a whole, each of its records alone, and those that pass.
+    *("before/_processed/1", "after/_processed/1", "before/_processed/4", "after/_processed/6"),
+    "after/_processed/7",
+]
+
+
+def killed(launcher: Launcher, command: list[str], at: str, txid: int, **more: str) -> None:
+    how = {"KILL_AT": at} if "/" in at else {"TXSTREAM_FAULT": f"kill@{at}:{txid}"}
+    ended = launcher.start(*command, **how, **more).wait()
+    assert ended.status == -signal.SIGKILL, (at, ended.stdout, ended.stderr)
+
+
+def kill_in_every_step(
+    launcher: Launcher,
+    name: str,
+    semantics: str,
+    search: Sequence[str],
+    commit: Sequence[str],
+    retry: Sequence[str],
+) -> None:
+    """Kill the driver in each step of the attempt that isolates, then in each of a retry by repaired code."""
+    prepare(launcher, name)
+    command = [*arguments(name, semantics)[:-1], "5" if launcher.on_spark else "1"]
+    for at in (*search, *commit):
+        killed(launcher, command, at, 1)
+    ended = launcher.run(*command)
+    assert ended.status == 0, ended.stderr
+    check(launcher, name)
+    for at in (*retry, *commit):
+        ask(launcher, name)
+        killed(launcher, command, at, 2, REPAIRED="yes")
+    ask(launcher, name)
+    ended = launcher.run(*command, REPAIRED="yes")
+    assert ended.status == 0, ended.stderr
+    found = {row["user"]: (row["n"], row["amount"]) for row in read_rows(launcher.database, name)}
+    assert found == truth(is_repaired=True)
+    status = {4 * row["offset"] + row["partition"]: row["status"] for row in rows_of(launcher, name)}
+    assert status == {**dict.fromkeys(BAD_JSON, "dead"), **dict.fromkeys(BAD_ORDERS, "retried in txid 2")}
+    assert launcher.run("fsck", name).status == 0
+
+
+def ask(launcher: Launcher, name: str) -> None:
+    asked = launcher.run("dead-letters", "retry", name, "--later")
+    assert asked.status == 0, asked.stderr
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
+def test_a_driver_is_killed_in_every_step_of_an_isolating_attempt_and_of_a_retry(
+    launcher: Launcher, unique: str, semantics: str, database: str, request: pytest.FixtureRequest
+) -> None:
+    launcher = launcher.without_spark
+    if database == "postgresql":
+        launcher = replace(launcher, database=request.getfixturevalue("postgres_url"))
+    search = [*SEARCH, *AMENDED] if semantics == "transactional" else SEARCH
+    kill_in_every_step(launcher, unique, semantics, search, COMMIT, RETRY)
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(1200)
+def test_a_driver_is_killed_in_an_isolating_attempt_and_in_a_retry_on_spark_with_postgresql(
+    launcher: Launcher, postgres_url: str, unique: str
+) -> None:
+    launcher = replace(launcher, database=postgres_url)
+    search, retry = ["after/found_in/1", "before/_processed/1", *AMENDED], ["before/_processed/4"]
+    kill_in_every_step(launcher, unique, "transactional", search, ["inside-commit"], retry)
 
 
 @pytest.mark.parametrize("semantics", ["opaque", "transactional"])
@@ -137,6 +259,7 @@ def test_dead_letters_are_sent_to_a_topic_too(launcher: Launcher, unique: str) -
     asked = [*arguments(unique, "opaque"), "-p", f"topic={topic}"]
     first = launcher.run(*asked)
     assert (first.status, "dead letters wait" in first.stderr) == (0, True), first.stderr
+    assert "5 records left out as dead letters" in first.stdout
     create_topic(launcher.services.kafka, topic)
     ended = launcher.run(*asked)
     assert ended.status == 0, ended.stderr
@@ -172,7 +295,7 @@ def test_each_record_is_counted_or_dead_on_spark_with_postgresql(
     run_through(replace(launcher, database=postgres_url), unique, "transactional", POINTS[1:2])
 
 
-def words_of(name: str, behind_exchange: BasicBolt, limits: DeadLetters) -> Topology:
+def words_of(name: str, behind_exchange: BasicBolt | DataFrameBolt, limits: DeadLetters) -> Topology:
     """Without tasks that stay, since each of them is one more of the Spark jobs that a test counts."""
     spout = OpaqueSpout(
         KafkaSource(name, value_format="json", schema="word string"), max_batch_records=50_000
@@ -180,7 +303,11 @@ def words_of(name: str, behind_exchange: BasicBolt, limits: DeadLetters) -> Topo
     builder = TransactionalTopologyBuilder(
         name, "words", spout, parallelism=2, dead_letters=limits, resident_tasks=0
     )
-    builder.set_bolt("same", behind_exchange, parallelism=2).fields_grouping("words", "word")
+    bolt = builder.set_bolt("same", behind_exchange, parallelism=2)
+    if isinstance(behind_exchange, DataFrameBolt):
+        bolt.shuffle_grouping("words")
+    else:
+        bolt.fields_grouping("words", "word")
     store = SqlStateBolt(SqlState(name, key="word string", value="n bigint"), n=Count())
     builder.set_committer_bolt("store", store).fields_grouping("same", "word")
     return builder.build()
@@ -237,3 +364,28 @@ def test_a_record_that_kills_its_worker_is_found_by_halving(
     assert (batches, failed) == (1, 1)
     assert dead_in(sqlite_url, unique) == [(f"{unique}/0@2", "", "BoltError")]
     assert {row["word"]: row["n"] for row in read_rows(sqlite_url, unique)} == {"a": 4, "b": 2, "c": 1}
+
+
+class RefusesOdd(DataFrameBolt):
+    output = "word string"
+
+    def transform(self, df: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as fn
+
+        refused = fn.raise_error(fn.lit("an odd word"))
+        return df.select(fn.when(df["word"] == "odd", refused).otherwise(df["word"]).alias("word"))
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_a_record_that_makes_a_dataframe_bolt_fail_is_found_by_halving(
+    spark: SparkSession, services: Services, sqlite_url: str, unique: str
+) -> None:
+    create_topic(services.kafka, unique, 1)
+    words = ["a", "b", "a", "odd", "c"]
+    produce(services.kafka, unique, [json.dumps({"word": word}).encode() for word in words], 1)
+    topology = words_of(unique, RefusesOdd(), DeadLetters())
+    batches, failed, _ = run_on(spark, services, sqlite_url, topology)
+    assert (batches, failed) == (1, 1)
+    assert dead_in(sqlite_url, unique) == [(f"{unique}/0@3", "same", "BoltError")]
+    assert {row["word"]: row["n"] for row in read_rows(sqlite_url, unique)} == {"a": 2, "b": 1, "c": 1}

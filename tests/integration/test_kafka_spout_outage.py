@@ -6,21 +6,30 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kafka import KafkaConsumer
 from support.kafka_topics import Topics, attempt, ranges, wait_until
+from support.states import Rig, word_table
 
 from txstream.api.errors import PartitionUnavailableError
 from txstream.api.spouts import SpoutContext, Unavailable
 from txstream.batch_metas import BatchMetas
+from txstream.dead_letters import DeadLetter
 from txstream.embedded import EmbeddedKafka
+from txstream.engine.loop.letter_topic import LetterTopic
 from txstream.inspect.snapshot import Snapshot
 from txstream.inspect.source import KAFKA_SOURCE, SourceNow, source_now
 from txstream.settings import Settings
 from txstream.spouts.kafka import KafkaRange, KafkaSource
+from txstream.spouts.kafka_letter_topic import KafkaLetterTopic
+from txstream.state import open_database
+from txstream.transaction import Txid
 
 ATTEMPT = attempt()
 MANY = 1_000_000
@@ -229,3 +238,56 @@ def test_without_any_broker_nothing_is_ready(kafka: EmbeddedKafka, topic: str) -
     wait_until(lambda: coordinator.plan({}, MANY) == planned, "the cluster is back")
     assert coordinator.is_ready()
     coordinator.close()
+
+
+def test_dead_letters_wait_for_the_broker_of_their_topic(
+    kafka: EmbeddedKafka,
+    topics: Topics,
+    unique: str,
+    tmp_path: Path,
+    freeze: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    topic = f"{unique}-dead"
+    topics.create(topic, replicas={0: [2]})
+    url, noted = f"sqlite:///{tmp_path / 'state.db'}", list[Txid]()
+    with closing(open_database(url)) as opened:
+        made = Rig(opened, url, word_table()).join()
+        for txid in (1, 2, 3):
+            letter = DeadLetter(
+                f"{unique}/0@{txid}",
+                unique,
+                0,
+                txid,
+                1_767_000_000_000,
+                None,
+                b"{",
+                None,
+                "parse",
+                "E",
+                "",
+                "",
+            )
+            made.states.commit(replace(made.whole(made.next(txid), {"a": 1}), letters=[letter]))
+        life = made.states.life
+        sender = LetterTopic(
+            *(life.topology, life.uuid, [made.states.store]),
+            lambda: KafkaLetterTopic(topic, kafka.address, {}, 2.0),
+            current=lambda: Txid(4),
+            read_sent=lambda: noted[-1] if noted else None,
+            note_sent=noted.append,
+        )
+        freeze(True)
+        sender.start()
+        wait_until(lambda: "dead letters wait to be sent" in caplog.text, "a record has been given up")
+        assert noted == []
+        freeze(False)
+        wait_until(lambda: noted == [1, 2, 3], "all are sent once the broker answers")
+        sender.stop(60)
+    consumer = KafkaConsumer(
+        topic, bootstrap_servers=kafka.address, auto_offset_reset="earliest", consumer_timeout_ms=5000
+    )
+    sent = [int(dict(record.headers)["__streams.errors.offset"]) for record in consumer]
+    consumer.close()
+    # At least once: a record that was given up may have come to the broker all the same.
+    assert list(dict.fromkeys(sent)) == [1, 2, 3]

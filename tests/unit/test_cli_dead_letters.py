@@ -48,7 +48,9 @@ def url(sqlite_url: str) -> str:
 def bad(rig: Rig) -> Rig:
     """Two batches. The first left out three records, of which txid 2 has retried one."""
     rig.commit(1, {"a": 1})
-    typo = replace(letter(9), component="count", exception="KeyError", value=b"\xff\x00", message="'id'")
+    typo = replace(
+        letter(9), component="count", exception="KeyError", value=b"\xff\x00", message="KeyError: 'id'"
+    )
     write(rig, 1, [letter(7), letter(8), typo])
     rig.commit(2, {"a": 1})
     retried(rig, [(1, 7)], 2)
@@ -81,7 +83,7 @@ def test_list_for_scripts(tell: Tell) -> None:
     found = json.loads(tell("dead-letters", "list", "words", "--json"))
     shared = {"txid": 1, "topic": "orders", "partition": 3}
     parse = shared | {"component": "parse", "exception": "ValueError", "message": "no JSON"}
-    count = shared | {"component": "count", "exception": "KeyError", "message": "'id'"}
+    count = shared | {"component": "count", "exception": "KeyError", "message": "KeyError: 'id'"}
     assert found == {
         "dead_letters": [
             parse | {"offset": 7, "status": "retried in txid 2"},
@@ -123,6 +125,18 @@ def test_show(tell: Tell, partition: str) -> None:
     assert told.endswith("Traceback\n  ValueError: no JSON\n")
     (headers,) = (json.loads(lines["headers"]),)
     assert base64.b64decode(headers[0][1]) == b"\x00\xff"
+
+
+def test_show_names_the_exception_once(tell: Tell) -> None:
+    assert "error      KeyError: 'id'\n" in tell("dead-letters", "show", "words", "3", "9")
+
+
+def test_list_cuts_long_messages(rig: Rig, tell: Tell) -> None:
+    write(rig, 2, [replace(letter(10), component="last", message=f"begins {'x' * 500} ends")])
+    (line,) = (line for line in tell("dead-letters", "list", "words").splitlines() if "last" in line)
+    assert "begins" in line
+    assert line.rstrip().endswith("ends")
+    assert len(line) < 300
 
 
 def test_show_for_scripts(tell: Tell) -> None:

@@ -186,6 +186,8 @@ def test_summary_in_one_line() -> None:
     assert summary(replace(idle, failed_attempts=4)).startswith("words: nothing committed, 4 attempts failed")
     failed = replace(REPORT, failed_attempts=4, failure_reasons={"away": 1, "the disk is full": 3})
     assert summary(failed).splitlines()[1:] == ["  3 x the disk is full", "  1 x away"]
+    told = "  2 records left out as dead letters; `txstream dead-letters list words` says why"
+    assert summary(replace(REPORT, dead_letters=2)).splitlines()[1:] == [told]
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,31 @@ def test_a_plan_that_an_earlier_leader_may_have_committed_leaves_out_nothing_mor
     assert only_planned.may_leave_out(only_first(only_planned))
 
 
+def test_a_plan_whose_only_commit_was_refused_and_wrote_nothing_may_leave_out_more() -> None:
+    coordinator, (first, *_) = filled(TRANSACTIONAL, pending=1)
+    coordinator.ack(first)
+    coordinator.wrote_nothing(first)
+    second = only(coordinator.fail(first), EmitBatch).attempt
+    assert coordinator.may_leave_out(second)
+    coordinator.leave_out(second, without(metas(0, 10), 3))
+    coordinator.amended(Txid(1))
+    coordinator.ack(second)
+    # The commit of the second attempt may have been applied, though its answer is lost.
+    third = only(coordinator.fail(second), EmitBatch).attempt
+    assert not coordinator.may_leave_out(third)
+    coordinator.ack(third)
+    coordinator.wrote_nothing(third)
+    assert not coordinator.may_leave_out(only(coordinator.fail(third), EmitBatch).attempt)
+
+
+def test_a_refused_commit_says_nothing_of_what_an_earlier_leader_has_written() -> None:
+    asked = make(TRANSACTIONAL, stored={Txid(1): metas(0, 10)}, replays=frozenset([Txid(1)]))
+    first = only_first(asked)
+    asked.ack(first)
+    asked.wrote_nothing(first)
+    assert not asked.may_leave_out(only(asked.fail(first), EmitBatch).attempt)
+
+
 def only_first(coordinator: Coordinator[Any]) -> TransactionAttempt:
     return next(one for one in coordinator.sync() if isinstance(one, EmitBatch)).attempt
 

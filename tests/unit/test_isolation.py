@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,11 +26,14 @@ from txstream import (
     OutputCollector,
     SqlState,
     SqlStateBolt,
+    StateValueError,
     Topology,
     TransactionalSpout,
     TransactionalTopologyBuilder,
     Tuple,
+    custom,
 )
+from txstream.api.errors import BatchTimeoutError
 from txstream.batch_metas import BatchMetas
 from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.local_runner import InProcessRunner
@@ -37,7 +41,7 @@ from txstream.engine.loop.dead_letter_rows import _headers
 from txstream.engine.loop.isolation import Isolated, Isolation
 from txstream.spouts.memory import MemoryRange
 from txstream.state.registry import open_database
-from txstream.testing import TopologyTest
+from txstream.testing import ManualClock, TopologyTest
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
@@ -325,6 +329,175 @@ def test_a_value_that_no_state_takes_is_found(spout: Any, database: str) -> None
             test.run()
             assert test.table("counts") == {"a": 1, "b": 1}
     assert dead(database) == [(1, "p@1", "store", "StateValueError", None)]
+
+
+class Hangs(BasicBolt):
+    """Hangs at the word "hangs" until the test is over. At "slow" it hangs five times, and then never again.
+    While it hangs, and does nothing else, the clock goes past one message timeout after the other."""
+
+    output = "word string"
+    clock: ClassVar[ManualClock]
+    over: ClassVar[threading.Event]
+    hung: ClassVar[Counter[str]] = Counter()
+    calls: ClassVar[int] = 0
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        word = tup["word"]
+        Hangs.calls = call = Hangs.calls + 1
+        if word == "hangs" or (word == "slow" and self.hung[word] < 5):
+            self.hung[word] += 1
+            while not self.over.wait(0.01):
+                if call == Hangs.calls:
+                    self.clock.advance(31)
+        collector.emit((word,))
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManualClock]:
+    monkeypatch.setattr(Hangs, "clock", ManualClock(), raising=False)
+    monkeypatch.setattr(Hangs, "over", threading.Event(), raising=False)
+    Hangs.hung.clear()
+    yield Hangs.clock
+    Hangs.over.set()
+
+
+@contextmanager
+def of_hanging(words: Sequence[str], spout: Any, database: str, clock: ManualClock) -> Iterator[TopologyTest]:
+    with MemorySpout("word string", {"p": words}) as source:
+        builder = TransactionalTopologyBuilder(
+            "words", "words", spout(source), dead_letters=ALL, message_timeout_seconds=30
+        )
+        builder.set_bolt("hangs", Hangs()).shuffle_grouping("words")
+        state = SqlState("counts", key="word string", value="n bigint")
+        builder.set_committer_bolt("store", SqlStateBolt(state, n=Count())).fields_grouping("hangs", "word")
+        with TopologyTest(builder, database=database, clock=clock) as test:
+            yield test
+            Hangs.over.set()
+
+
+@BOTH
+def test_a_record_at_which_a_bolt_hangs_is_dead_once_the_batch_has_timed_out_twice(
+    spout: Any, database: str, hanging: ManualClock
+) -> None:
+    words = ["a", "b", "c", "a", "b", "hangs", "a", "c"]
+    with of_hanging(words, spout, database, hanging) as test:
+        test.run()
+        assert test.table("counts") == counted_words(words, "hangs")
+        assert len(test.attempts(1)) > 2
+    assert dead_places(database) == [("p@5", "", "BatchTimeoutError")]
+
+
+def isolation_of(hangs: Callable[[set[int]], bool], tried: list[set[int]]) -> Isolation[str]:
+    """A search over records of partition p, in which the trial of a part may hang until it is ended."""
+
+    def process(attempt: TransactionAttempt, metas: BatchMetas[Any]) -> str:
+        left_out = {one.offset for one in metas.excluded}
+        part = set(range(metas.partitions["p"].start, metas.partitions["p"].end)) - left_out
+        tried.append(part)
+        if hangs(part):
+            assert isolation.end_trial(attempt)
+            assert not isolation.end_trial(attempt)
+            raise BatchFailedError("cancelled")
+        return "processed"
+
+    def find(attempt: TransactionAttempt, parts: Sequence[Any], *, most: int) -> list[FailingRecord]:
+        process(attempt, parts[0])
+        return []
+
+    isolation: Isolation[str] = Isolation(ALL, process, lambda _: None, find)
+    return isolation
+
+
+def search(isolation: Isolation[str], records: int) -> Isolated[str]:
+    batch: BatchMetas[Any] = BatchMetas({"p": MemoryRange(0, records)})
+    return isolation.run(TransactionAttempt(Txid(1), AttemptId(3)), batch, lambda: True)
+
+
+def test_a_record_that_hangs_is_found_by_halving_and_tried_once_more_at_the_end() -> None:
+    tried: list[set[int]] = []
+    found = search(isolation_of(lambda part: 5 in part, tried), 8)
+    assert [(one.record.offset, one.record.exception) for one in found.found] == [(5, "BatchTimeoutError")]
+    assert tried[-2:] == [{0, 1, 2, 3, 4, 6, 7}, {5}]
+    assert len(tried) == 11  # workers, the whole, two for each of three halvings, and the record twice more
+
+
+def test_a_record_that_hangs_no_more_once_the_others_have_passed_is_not_dead() -> None:
+    tried: list[set[int]] = []
+    found = search(isolation_of(lambda part: 5 in part and len(tried) < 11, tried), 8)
+    assert found.found == []
+    assert tried[-1] == set(range(8))
+
+
+def test_a_batch_of_which_everything_hangs_is_replayed() -> None:
+    tried: list[set[int]] = []
+    with pytest.raises(BatchTimeoutError):
+        search(isolation_of(lambda _: True, tried), 1000)
+    assert len(tried) < 30
+
+
+def test_a_service_that_hung_for_some_time_makes_no_dead_letter(database: str, hanging: ManualClock) -> None:
+    words = ["slow", "a"]
+    with of_hanging(words, OpaqueSpout, database, hanging) as test:
+        test.run()
+        assert test.table("counts") == counted_words(words)
+    assert dead_places(database) == []
+
+
+def whole(stored: int, new: int) -> int:
+    if 13 in (stored, new):
+        raise ValueError("not with 13")
+    return stored + new
+
+
+@BOTH
+@pytest.mark.parametrize("commit", ["driver", "executors"])
+def test_a_value_that_is_refused_only_within_the_commit_is_found(
+    spout: Any, commit: Any, database: str
+) -> None:
+    """A custom reducer takes it as the first of its batch, and fails once it meets the stored value."""
+    rows = [("a", 1), ("b", 2), ("a", 3), ("a", 4), ("b", 13), ("c", 13), ("b", 5)]
+    with MemorySpout("word string, n bigint", {"p": rows}) as source:
+        builder = TransactionalTopologyBuilder(
+            "words", "words", spout(source, max_batch_records=3), dead_letters=ALL, commit=commit
+        )
+        state = SqlState("sums", key="word string", value="n bigint")
+        store = builder.set_committer_bolt("store", SqlStateBolt(state, n=custom(whole, None)), parallelism=2)
+        store.fields_grouping("words", "word")
+        with TopologyTest(builder, database=database) as test:
+            if spout is TransactionalSpout and commit == "executors":
+                # Shares of the batch may be written already, and no attempt of it could take them back.
+                with pytest.raises(StateValueError, match="not with 13"):
+                    test.run()
+                assert dead_places(database) == []
+                return
+            test.run()
+            assert test.table("sums") == {"a": 8, "b": 7, "c": 13}
+            assert len(test.attempts(2)) == 2
+    assert dead_places(database) == [("p@4", "store", "StateValueError")]
+
+
+@BOTH
+def test_records_that_a_database_refuses_only_together_end_the_run(spout: Any, database: str) -> None:
+    rows = [("a", 1), ("b", 1), ("b", 6), ("b", 7)]
+    with MemorySpout("word string, n bigint", {"p": rows}) as source:
+        builder = TransactionalTopologyBuilder(
+            "words", "words", spout(source, max_batch_records=2), dead_letters=ALL
+        )
+        state = SqlState("sums", key="word string", value="n bigint")
+        store = builder.set_committer_bolt("store", SqlStateBolt(state, n=custom(whole, None)))
+        store.fields_grouping("words", "word")
+        with TopologyTest(builder, database=database) as test:
+            with pytest.raises(StateValueError, match="not with 13"):
+                test.run()
+            assert test.table("sums") == {"a": 1, "b": 1}
+    assert dead_places(database) == []
+
+
+def dead_places(url: str) -> list[tuple[str, str, str]]:
+    opened = open_database(url)
+    found = [(one.place, one.letter.component, one.letter.exception) for one in opened.dead_letters("words")]
+    opened.close()
+    return found
 
 
 def test_each_reason_is_logged_once_with_its_count(database: str, caplog: pytest.LogCaptureFixture) -> None:

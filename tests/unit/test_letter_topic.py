@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.kafka_topics import wait_until
 from support.states import Rig, word_table
 
 from txstream import DeadLetters, MemorySpout, OpaqueSpout, TransactionalTopologyBuilder
@@ -115,6 +116,21 @@ def test_a_broker_that_is_away_delays_them_and_loses_none(rig: Rig) -> None:
             topic.send_committed()
     topic.send_committed()
     assert (broker.offsets, notes.sent) == ([9, 10, 11], 3)
+
+
+def test_a_connection_that_cannot_be_closed_is_given_up(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    class Stuck(Broker):
+        def close(self) -> None:
+            raise ServiceUnavailableError("it still waits for an answer")
+
+    broker, notes = Stuck(), Notes()
+    broker.fails = 1
+    topic = topic_of(rig, broker, notes, 4)
+    topic.start()
+    wait_until(lambda: notes.sent == 3, "they are sent by the next connection")
+    topic.stop(60)
+    assert broker.offsets == [9, 10, 11]
+    assert "dead letters wait to be sent to their topic: no broker answers" in caplog.text
 
 
 def test_a_driver_that_dies_before_its_note_has_the_next_one_send_them_again(rig: Rig) -> None:

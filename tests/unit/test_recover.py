@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.bolts import Split
 from support.recovering import LINES, TRUTH, Site, topology_over
 from support.tables import read_counts
 
+from txstream import DeadLetters
 from txstream.api.errors import (
     CorruptStateError,
     FencedError,
@@ -190,6 +192,33 @@ def test_zookeeper_wiped_while_a_txid_is_committed_in_part(make_site: Any, spout
     assert progress.current == 3
     assert sorted(progress.batches) == ([2, 3] if spout is TransactionalSpout else [2])
     site.finish()
+
+
+def test_a_plan_that_only_a_ledger_has_still_leaves_out_its_records(
+    make_site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with code that could process them: a database has committed the batch without them."""
+    site = make_site(TransactionalSpout, dead_letters=DeadLetters(max_share=1.0))
+    split = Split.execute
+
+    def refuse(bolt: Split, tup: Any, collector: Any) -> None:
+        if tup["value"] == "d d":
+            raise ValueError("d d")
+        split(bolt, tup, collector)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Split, "execute", refuse)
+        site.test.commit(2)
+        site.crash_between_databases(3)
+    site.lose_zookeeper()
+    site.recover()
+    assert [one.offset for one in site.store().load().batches[3].metas.excluded] == [4]
+    site.test.restart(site.topology)
+    site.test.run()
+    for number, url in enumerate(site.urls):
+        assert read_counts(url, f"words_{number}") == {word: n for word, n in TRUTH.items() if word != "d"}
+    assert site.query(0, "SELECT place, status FROM txstream_dead_letter") == [("p@4", "dead")]
+    assert site.fsck().findings == ()
 
 
 @SEMANTICS

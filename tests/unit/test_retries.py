@@ -172,6 +172,22 @@ def test_replay_and_why_know_what_was_retried(make: Any, source: MemorySpout) ->
     assert (found.is_complete, [(part.txid, part.delta) for part in found.parts]) == (True, [(2, {"n": 2})])
 
 
+def test_replay_and_why_leave_out_what_the_batch_left_out(make: Any, source: MemorySpout) -> None:
+    """Also with code that could process it."""
+    rig = make(OpaqueSpout)
+    rig.test.crash()
+    Parse.bad = set()
+    settings = Settings(database=rig.urls[0])
+    asked = rig.topology(OpaqueSpout(source))
+    again = run_again(asked, 1, settings)
+    assert (again.same, again.batches[0].records) == (True, 3)
+    found = why(asked, "words_0", ["a"], settings)
+    assert (found.is_complete, [(part.txid, part.delta) for part in found.parts]) == (
+        True,
+        [(1, {"n": 1}), (1, {"n": 1})],
+    )
+
+
 @BOTH
 def test_only_what_failed_in_some_components(make: Any, spout: Any) -> None:
     rig = make(spout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from txstream.cli.operate import Later, Timeout, ask as request, opened, print_a
 from txstream.cli.options import Id, command
 from txstream.cli.tables import escaped, quoted
 from txstream.inspect.json_documents import document
-from txstream.wording import counted
+from txstream.wording import counted, storable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,6 +30,7 @@ IN_JSON = ("txid", "topic", "partition", "offset", "component", "exception", "me
 """What `list --json` has of each. Scripts rely on exactly these names."""
 
 _LONGEST_SHOWN = 2_000
+_LONGEST_LISTED = 120
 
 Component = Annotated[
     list[str] | None,
@@ -71,7 +73,7 @@ def list_letters(cli: Cli, topology_id: Id, component: Component = None, since: 
                 len(rows) - dead,
                 rows[-1]["place"],
                 shown_time(rows[-1]["when"]),
-                quoted(rows[-1]["message"]),
+                quoted(storable(rows[-1]["message"], _LONGEST_LISTED)),
             ]
             for (of, exception), rows in sorted(groups.items())
         ],
@@ -110,11 +112,17 @@ def show(
             "value": _shown_bytes(newest["value"]),
             **({"headers": escaped(json.dumps(headers))} if headers else {}),
             "component": escaped(newest["component"]),
-            "error": escaped(f"{newest['exception']}: {newest['message']}"),
+            "error": escaped(_error(newest)),
         }
     )
     for line in newest["traceback"].splitlines():
         cli.print(escaped(line))
+
+
+def _error(row: Mapping[str, Any]) -> str:
+    """Return exception and message. Of a bolt's error the message begins with the exception."""
+    exception, message = row["exception"], row["message"]
+    return str(message if message.startswith(f"{exception}:") else f"{exception}: {message}")
 
 
 def export(

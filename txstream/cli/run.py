@@ -396,11 +396,19 @@ def _tell(
 
 
 def summary(report: RunReport) -> str:
-    """Return a run in one line, and one further line for each reason why attempts failed."""
+    """Return a run in one line, one on its dead letters, and one for each reason why attempts failed."""
     from txstream.engine.tracked.report import TrackedReport, in_words
 
     line = in_words(report) if isinstance(report, TrackedReport) else _in_one_line(report)
-    return "\n  ".join([line, *shown_reasons(report.failure_reasons)])
+    dead = (
+        [
+            f"{counted(report.dead_letters, 'record')} left out as dead letters; "
+            f"`txstream dead-letters list {report.topology}` says why"
+        ]
+        if report.dead_letters
+        else []
+    )
+    return "\n  ".join([line, *dead, *shown_reasons(report.failure_reasons)])
 
 
 def _in_one_line(report: RunReport) -> str:
@@ -493,6 +501,8 @@ def describe(progress: RunProgress) -> str:
         words.append(f"{progress.lag_records:,} to go")
     if progress.failed_attempts:
         words.append(counted(progress.failed_attempts, "failed attempt"))
+    if progress.dead_letters:
+        words.append(counted(progress.dead_letters, "dead letter"))
     if progress.waiting_for:
         words.append(f"waiting for {progress.waiting_for}")
     return ", ".join(words)

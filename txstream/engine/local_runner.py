@@ -58,13 +58,15 @@ _OURS = (Path(__file__).parent, Path(__file__).parents[1] / "engine")
 
 @dataclass(eq=False)
 class _Call(Generic[T]):
-    """One call, on a thread of its own. Once it is `over`, either `answer` or `error` is set."""
+    """One call, on a thread of its own. Once it is `over`, either `answer` or `error` is set. Nobody waits
+    any more for one that is `left`."""
 
     attempt: TransactionAttempt
     work: Callable[[], T]
     answer: T | None = None
     error: BaseException | None = None
     over: bool = False
+    left: bool = False
     thread: threading.Thread | None = None
 
     def run(self) -> None:
@@ -121,7 +123,7 @@ class DetachedCalls:
                 raise BatchFailedError(f"{attempt} was cancelled")
             self._calls.append(call)
             call.thread.start()
-            self._changed.wait_for(lambda: call.over or attempt in self._given_up)
+            self._changed.wait_for(lambda: call.over or call.left or attempt in self._given_up)
             if not call.over:
                 raise BatchFailedError(f"{attempt} was cancelled")
         if call.error is not None:
@@ -134,6 +136,15 @@ class DetachedCalls:
             self._given_up.add(attempt)
             self._changed.notify_all()
             return [call.where() for call in self._calls if call.attempt == attempt]
+
+    def leave(self, attempt: TransactionAttempt) -> list[str]:
+        """As `give_up`, but the attempt may make further calls."""
+        with self._changed:
+            left = [call for call in self._calls if call.attempt == attempt and not call.left]
+            for call in left:
+                call.left = True
+            self._changed.notify_all()
+            return [call.where() for call in left]
 
     def where(self) -> list[str]:
         """Return the user code that each unfinished call is in."""
@@ -296,7 +307,14 @@ class InProcessRunner:
     def cancel(self, attempt: TransactionAttempt) -> None:
         """Stop waiting for the attempt. Its bolts run on beside its successor's, because nothing can end a
         thread that runs user code."""
-        for where in self._calls.give_up(attempt):
+        self._say_left(self._calls.give_up(attempt))
+
+    def end_trial(self, attempt: TransactionAttempt) -> None:
+        """See `BatchRunner`."""
+        self._say_left(self._calls.leave(attempt))
+
+    def _say_left(self, calls: Sequence[str]) -> None:
+        for where in calls:
             log.warning("%s was cancelled and still runs; what it does from now on is not used", where)
 
     @property

@@ -145,6 +145,8 @@ class _Calls:
     def give_up(self, attempt: TransactionAttempt) -> list[str]:
         return []
 
+    leave = give_up
+
 
 class Runner(InProcessRunner):
     """The `BatchRunner` of one driver. What bolts make of a batch before its commit is computed once for all

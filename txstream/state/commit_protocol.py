@@ -23,6 +23,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -100,6 +101,10 @@ class StateTransaction(DeadLetterTransaction, ABC):
         """
 
 
+class _RehearsedError(Exception):
+    """Ends a transaction of which nothing is to remain."""
+
+
 class TopologyStates:
     """One life of a topology in one store: what its drivers and tasks do there. Thread-safe.
 
@@ -159,6 +164,15 @@ class TopologyStates:
             rows = _write(here, attempt, writes)
             self._write_committed(here, commit, rows)
             reached(Point.INSIDE_COMMIT)
+
+    def rehearse(self, commit: Commit) -> None:
+        """Do all that `commit` does, and undo it. Raises what `commit` raises."""
+
+        def undo(_point: Point) -> None:
+            raise _RehearsedError
+
+        with contextlib.suppress(_RehearsedError):
+            self.commit(commit, reached=undo)
 
     def begin_commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
         """Executor path, first step, on the driver: raise the fence, write `committing` in place of whatever

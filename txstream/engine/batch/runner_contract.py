@@ -96,6 +96,9 @@ class BatchRunner(Protocol):
     def cancel(self, attempt: TransactionAttempt) -> None:
         """Ask a running attempt to stop; it may go on for a while."""
 
+    def end_trial(self, attempt: TransactionAttempt) -> None:
+        """Have the call that is under way for the attempt raise; the attempt may run again."""
+
     def close(self) -> None: ...
 
 

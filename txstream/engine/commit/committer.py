@@ -19,13 +19,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from txstream.api.bolts import StateCommitter
-from txstream.api.errors import BatchFailedError, FencedError, ServiceUnavailableError, TopologyError
+from txstream.api.errors import (
+    BatchFailedError,
+    FencedError,
+    ServiceUnavailableError,
+    StateValueError,
+    TopologyError,
+)
 from txstream.api.topology import Topology
 from txstream.batch_metas import Encoded
 from txstream.dead_letters import DeadLetter, LetterKey
@@ -141,6 +147,19 @@ class BatchCommitter:
                 if component in deltas:
                     target.database.prepare(spec, deltas[component].table)
 
+    def rehearse(self, attempt: TransactionAttempt, deltas: Prepared) -> None:
+        """Raise what a database or a reducer refuses only within the commit; nothing is written. The txid
+        before must be committed, so that all see the rows that the commit will see. Raises as `commit`."""
+        now, tables = datetime.now(UTC), {component: found.table for component, found in deltas.items()}
+        commit = Commit(attempt, {}, {}, 0, now, now, after=self._committed_by.get(Txid(attempt.txid - 1)))
+        for target, states in zip(self._targets, self._states, strict=True):
+            for table in target.deltas(tables):  # each alone, so that the error's component is known
+                try:
+                    states.rehearse(replace(commit, deltas={table.spec.state.table: table.deltas}))
+                except StateValueError as error:
+                    vars(error)["component"] = table.component
+                    raise
+
     @property
     def begins_before_bolts(self) -> bool:
         """Whether bolts of the commit phase write states, so that `begin` must come before they run."""
@@ -197,7 +216,12 @@ class BatchCommitter:
             commit = self._whole(one, path, mine, digests[at])
             if not at and one.batch.letters:
                 commit = replace(commit, letters=one.batch.letters)
-            self._finish(states, commit, reached, keys=keys[at], path=path)
+            try:
+                self._finish(states, commit, reached, keys=keys[at], path=path)
+            except StateValueError as error:
+                # Refused by the only transaction so far.
+                vars(error)["wrote_nothing"] = not (at or shared or begun)
+                raise
         before = Txid(attempt.txid - 1)
         self._committed_by = {before: self._committed_by.get(before), attempt.txid: attempt.attempt}
 

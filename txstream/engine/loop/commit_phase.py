@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from txstream.api.errors import StateValueError
 from txstream.batch_metas import MetaCodec
 from txstream.coordinator import EmitCommit
 from txstream.engine.batch.runner_contract import NOTHING, BatchResult, BatchRunner
@@ -135,9 +136,14 @@ class CommitPhase:
                 batch.timings["merge"] = timing.merge_seconds
             else:
                 one.reached(Point.BEFORE_COMMIT)
-            self._committer.commit(
-                one, deltas, write=self._write_shares, begun=begun, written=finished.written_by
-            )
+            try:
+                self._committer.commit(
+                    one, deltas, write=self._write_shares, begun=begun, written=finished.written_by
+                )
+            except StateValueError as error:
+                if self._has_bolts:  # which may have effects that nobody knows
+                    vars(error)["wrote_nothing"] = False
+                raise
             one.reached(Point.AFTER_COMMIT)
             return deltas, merged_seconds
 
@@ -146,6 +152,7 @@ class CommitPhase:
             timing.commit_seconds = time.perf_counter() - started - merged_seconds
             if not self._has_bolts:
                 self._watcher.bolts_committed(attempt, finished)
+            timing.dead_letters = len(batch.letters)
             self._watcher.wrote(attempt, deltas, batch.letters)
             edges = [
                 EdgeTuples(edge.source, edge.stream, edge.component, tuples)

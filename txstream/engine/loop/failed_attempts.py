@@ -35,6 +35,9 @@ from txstream.zookeeper import ProgressStore
 
 log = logging.getLogger(__name__)
 
+_TIMEOUTS_BEFORE_ISOLATION = 2
+"""In a row. A single one is more often a slow start, or a service that is away, than a record."""
+
 
 class FailedAttempts:
     """The event loop's failed attempts. Its methods are called on the loop's thread."""
@@ -96,7 +99,7 @@ class FailedAttempts:
             return
         self._watcher.failed(attempt, error)
         if judge(error, is_writing=is_writing) is Verdict.FATAL and not self._calls_for_isolation(
-            error, attempt
+            error, attempt, is_writing=is_writing
         ):
             self._end_with(attempt, error)
             return
@@ -105,7 +108,7 @@ class FailedAttempts:
         failures = self._of_txid.setdefault(attempt.txid, TxidFailures())
         held = coordinator.metas(attempt.txid)
         error = failures.with_advice(error, planned_records(held))
-        failures.add(error, attempt, held)
+        failures.add(error, attempt, held, is_writing=is_writing)
         statistics.failed_attempts += 1
         times = count_reason(statistics.failure_reasons, reason_of(error))
         reasons = dict(failures.reasons)
@@ -123,20 +126,26 @@ class FailedAttempts:
         transactional = coordinator.semantics is Semantics.TRANSACTIONAL
         if isinstance(error, PartitionUnavailableError) or transactional:
             self._unreadable.recheck.update(txid for txid in coordinator.active if txid >= attempt.txid)
+        if getattr(error, "wrote_nothing", False):
+            coordinator.wrote_nothing(attempt)
         self._batches.carry_out(coordinator.fail(attempt, type(error).__name__))
 
     def isolates(self, attempt: TransactionAttempt) -> bool:
         """Return whether the attempt looks for records at which its batch fails, to leave them out."""
         failures = self._of_txid.get(attempt.txid)
-        if self._topology.dead_letters is None or failures is None or not failures.by_records:
+        if self._topology.dead_letters is None or failures is None:
+            return False
+        if not failures.by_records and failures.timeouts < _TIMEOUTS_BEFORE_ISOLATION:
             return False
         return self._batches.coordinator.may_leave_out(attempt)
 
-    def _calls_for_isolation(self, error: BaseException, attempt: TransactionAttempt) -> bool:
+    def _calls_for_isolation(
+        self, error: BaseException, attempt: TransactionAttempt, *, is_writing: bool
+    ) -> bool:
         """Return whether the next attempt looks for the records that cause an error which would end the run;
         an attempt that has looked already has found none."""
         failures = self._of_txid.get(attempt.txid)
-        has_looked = failures is not None and failures.by_records
+        has_looked = failures is not None and (failures.in_commit if is_writing else failures.by_records)
         return self._topology.dead_letters is not None and may_be_a_record(error) and not has_looked
 
     def drop(self, attempt: TransactionAttempt) -> None:

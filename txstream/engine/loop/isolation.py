@@ -8,7 +8,8 @@ until single records are left. Nothing of a trial is committed.
 Invariants. A record is left out only after two trials with this record alone have failed, in two jobs, and
 never because of an outage or a BatchFailedError: these end the search, and the attempt with it. When more
 fail than the limits allow, none is left out. What the search gives back was processed without the records
-that it names.
+that it names. A record at which user code hangs looks like a service that does not answer, so it is tried
+once more after the others have passed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from txstream.api.errors import BatchFailedError
+from txstream.api.errors import BatchFailedError, BatchTimeoutError, BoltError
 from txstream.batch_metas import BatchMetas, halves, is_left, only_record, until
 from txstream.dead_letters import DeadLetters, Excluded
 from txstream.engine.batch.record_search import FailingRecord
@@ -30,6 +31,16 @@ from txstream.transaction import TransactionAttempt, Txid
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+_MOST_HANGING = 3
+"""Each costs minutes, and when all records hang, it is no record."""
+
+
+class HangingError(BoltError):
+    """A trial took too long and was ended."""
+
+    kind = BatchTimeoutError.__name__
+    words = "user code hung: the record was not processed within the message timeout, in several trials"
 
 
 class Found(NamedTuple):
@@ -73,12 +84,23 @@ class Isolation(Generic[T]):
         self._release = release
         self._find = find
         self._trials: Counter[TransactionAttempt] = Counter()
+        # The number of the last trial of an attempt that was ended.
+        self._ended: dict[TransactionAttempt, int] = {}
         # Batches whose search by workers has not come to its end.
         self._unfinished: set[Txid] = set()
 
     def trials(self, attempt: TransactionAttempt) -> int:
         """Return how many trials of an attempt have begun: as long as it grows, nothing hangs."""
         return self._trials[attempt]
+
+    def end_trial(self, attempt: TransactionAttempt) -> bool:
+        """Note that the trial of an attempt takes too long: however it fails now, it hung. Returns False if
+        there is none, or if it was to end before."""
+        trial = self._trials[attempt]
+        if not trial or self._ended.get(attempt) == trial:
+            return False
+        self._ended[attempt] = trial
+        return True
 
     def run(
         self, attempt: TransactionAttempt, metas: BatchMetas[Any], is_wanted: Callable[[], bool]
@@ -91,8 +113,14 @@ class Isolation(Generic[T]):
             found = search.retry(metas) if metas.retried else search.run(metas)
             self._unfinished.discard(attempt.txid)
             return found
+        except HangingError as error:
+            raise BatchTimeoutError(str(error)) from error
         finally:
-            del self._trials[attempt]
+            self._forget(attempt)
+
+    def _forget(self, attempt: TransactionAttempt) -> None:
+        del self._trials[attempt]
+        self._ended.pop(attempt, None)
 
     def tell_again(
         self,
@@ -113,7 +141,7 @@ class Isolation(Generic[T]):
                 words = ("it does not fail any more", "") if error is None else _words(error)
                 told[record] = Found(record, *words)
         finally:
-            del self._trials[attempt]
+            self._forget(attempt)
         return list(told.values())
 
 
@@ -134,24 +162,36 @@ class _Search(Generic[T]):
         self._left = self._most - len(metas.excluded)
         self._found: list[Found] = []
         self._first: Exception | None = None
+        self._hanging = 0
 
     def run(self, metas: BatchMetas[Any]) -> Isolated[T]:
         log.info("%s: looking for the records at which it fails", self._attempt)
         for one in self._found_by_workers(metas):
             self._add((one.partition, one.offset), one.error)
-        metas = metas.leaving_out(one.record for one in self._found)
+        whole = metas
         while True:
+            metas = whole.leaving_out(one.record for one in self._found)
             try:
-                return Isolated(metas, self._processed(metas), self._found)
+                processed = self._processed(metas)
             except Exception as error:
                 if not may_be_a_record(error):
                     raise
-                self._first = self._first or error
+                self._note(error)
                 known = len(self._found)
                 self._search(metas, error)
                 if len(self._found) == known:
                     raise
-                metas = metas.leaving_out(one.record for one in self._found)
+            else:
+                passing = self._passing_now(whole)
+                if not passing:
+                    return Isolated(metas, processed, self._found)
+                self._isolation._release(processed)
+                self._found = [one for one in self._found if one not in passing]
+
+    def _passing_now(self, whole: BatchMetas[Any]) -> list[Found]:
+        """Return the records at which user code hung, and does so no more."""
+        hung = [one for one in self._found if one.record.exception == HangingError.kind]
+        return [one for one in hung if self.failure(alone_in(whole, one.record)) is None]
 
     def retry(self, metas: BatchMetas[Any]) -> Isolated[T]:
         """Process a batch of dead letters without those that fail again: they stay dead. Of records that fail
@@ -190,9 +230,10 @@ class _Search(Generic[T]):
             # One more than may become dead letters: more would tell nothing else.
             found += isolation._find(self._attempt, parts, most=max(self._left + 1, len(parts)))
         except Exception as error:
-            if self._is_wanted():
+            is_hanging = isinstance(self._explained(error), HangingError)
+            if self._is_wanted() and not is_hanging:
                 isolation._unfinished.discard(txid)
-            if not may_be_a_record(error):
+            if not may_be_a_record(error) and not is_hanging:
                 raise
             log.info("%s: workers could not look for records: %s", self._attempt, error)
         else:
@@ -213,9 +254,15 @@ class _Search(Generic[T]):
                 if failure is not None:
                     self._search(smaller, failure)
 
+    def _note(self, error: Exception) -> None:
+        """Keep the first error, for a run that ends with it. That user code hung ends none."""
+        if self._first is None or isinstance(self._first, HangingError):
+            self._first = error
+
     def _add(self, place: tuple[str, int], error: Exception) -> None:
         """Add a record that has failed by itself twice."""
-        self._first = self._first or error
+        self._note(error)
+        assert self._first is not None
         if len(self._found) == self._left:
             self._first.add_note(
                 f"more records of the batch fail by themselves than may become dead letters "
@@ -224,6 +271,10 @@ class _Search(Generic[T]):
             vars(self._first)["ends_run"] = True
             raise self._first
         kind = getattr(error, "kind", None) or type(error).__name__
+        if isinstance(error, HangingError):
+            self._hanging += 1
+            if self._hanging > _MOST_HANGING:
+                raise error
         component = getattr(error, "component", None) or ""
         self._found.append(Found(Excluded(*place, component, kind), *_words(error)))
 
@@ -239,7 +290,20 @@ class _Search(Generic[T]):
 
     def _processed(self, metas: BatchMetas[Any]) -> T:
         self._begin_trial()
-        return self._isolation._process(self._attempt, metas)
+        try:
+            return self._isolation._process(self._attempt, metas)
+        except Exception as error:
+            explained = self._explained(error)
+            if explained is error:
+                raise
+            raise explained from error
+
+    def _explained(self, error: Exception) -> Exception:
+        """Return an error of the last trial, or that it hung if it was ended."""
+        isolation, attempt = self._isolation, self._attempt
+        if isolation._ended.get(attempt) != isolation._trials[attempt]:
+            return error
+        return HangingError(f"{attempt}: a part of it was not processed in time (message_timeout_seconds)")
 
     def _begin_trial(self) -> None:
         if not self._is_wanted():

@@ -129,8 +129,12 @@ class LetterTopic:
 
     def _disconnect(self) -> None:
         sender, self._sender = self._sender, None
-        if sender is not None:
+        if sender is None:
+            return
+        try:
             sender.close()
+        except Exception as error:  # noqa: BLE001 - its broker is away; the next connection is another one
+            log.info("a connection to the topic of dead letters could not be closed: %s", error)
 
 
 def record_of(letter: DeadLetter) -> SentLetter:

@@ -125,6 +125,13 @@ class Processing:
         except Exception as error:  # noqa: BLE001 - only a wish; a lost cluster must not hide the cause
             log.info("%s could not be cancelled: %s", attempt, error)
 
+    def _end_trial(self, attempt: TransactionAttempt) -> None:
+        """Ask the runner to stop the trial that an attempt is in."""
+        try:
+            self._runner.end_trial(attempt)
+        except Exception as error:  # noqa: BLE001 - only a wish; without it the attempt is cancelled later
+            log.info("a trial of %s could not be ended: %s", attempt, error)
+
     def release(self, result: BatchResult) -> None:
         """Drop what the runner keeps of a batch."""
         try:
@@ -180,10 +187,16 @@ class Processing:
             def is_due() -> bool:
                 if batches.coordinator.active[attempt.txid].phase is not Phase.PROCESSING:
                     return False
-                begun = 0 if self._isolation is None else self._isolation.trials(attempt)
+                isolation = self._isolation
+                begun = 0 if isolation is None else isolation.trials(attempt)
                 if begun != trials:
                     watch(begun)  # each trial has as much time as an attempt
-                return begun == trials
+                    return False
+                if isolates and isolation is not None and isolation.end_trial(attempt):
+                    batches.workers.submit(Lane.CANCEL, lambda: self._end_trial(attempt))
+                    watch(begun)
+                    return False
+                return True
 
             batches.failures.when_overdue(attempt, "processed", is_due)
 
@@ -199,13 +212,17 @@ class Processing:
     def _process(
         self, attempt: TransactionAttempt, metas: BatchMetas[Any], *, is_checked: bool = False
     ) -> _Processed:
-        """Do to a batch what comes before its commit. `is_checked`: raise what a database would refuse."""
+        """Do to a batch what comes before its commit. `is_checked`: raise what a database would refuse; if
+        one has refused the batch, its commit is rehearsed."""
         result = self._runner.run(attempt, self._retries.loaded(metas))
         started = time.perf_counter()
         try:
             deltas = self._committer.prepare(result)
             if is_checked:
                 self._committer.check(deltas)
+                failures = self._batches.failures.of(attempt.txid)
+                if failures is not None and failures.in_commit:
+                    self._committer.rehearse(attempt, deltas)
         except BaseException:
             self.release(result)
             raise

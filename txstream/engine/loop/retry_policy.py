@@ -127,13 +127,15 @@ def shortened(message: str) -> str:
 class TxidFailures:
     """How often a txid has failed in this run. `last` has its latest failures and what those attempts held;
     `reasons` is for ZooKeeper; `timeouts` counts timeouts in a row. `by_records`: it failed in a way that a
-    record can cause. `by_service`: it failed last because a service was away."""
+    record can cause; `in_commit`: while its states were written. `by_service`: it failed last because a service
+    was away."""
 
     attempts: int = 0
     bugs: int = 0
     timeouts: int = 0
     by_records: bool = False
     by_service: bool = False
+    in_commit: bool = False
     reasons: Counter[str] = field(default_factory=Counter)
     last_error: str | None = None
     last: deque[tuple[Mapping[str, Any], BatchMetas[Any]]] = field(
@@ -145,12 +147,16 @@ class TxidFailures:
         error: BaseException,
         attempt: TransactionAttempt | None = None,
         held: BatchMetas[Any] | None = None,
+        *,
+        is_writing: bool = False,
     ) -> None:
         """Add a failure. Without an `attempt` it is counted, but not kept."""
         self.attempts += 1
         self.bugs += judge(error) is Verdict.BUG
-        self.by_records = self.by_records or may_be_a_record(error)
         self.by_service = isinstance(error, ServiceUnavailableError)
+        if may_be_a_record(error):
+            self.by_records = True
+            self.in_commit = self.in_commit or is_writing
         self.timeouts = self.timeouts + 1 if isinstance(error, BatchTimeoutError) else 0
         self.last_error = storable(str(error))
         count_reason(self.reasons, reason_without_data(error))

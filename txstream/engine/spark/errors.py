@@ -39,12 +39,23 @@ def spark_error(
         return errors.UsageError(f"{who}: its Spark job failed: {missing}")
     trace = _python_traceback(text)
     if trace is None:
-        return errors.BoltError(f"{who}: its Spark job failed: {_reason(text)}")
+        failed = f"its Spark job failed: {_reason(text)}"
+        return _of(errors.BoltError(f"{who}: {failed}"), failed, dataframes)
     kind, message, details = _raised(trace)
     # A bolt further up has named itself in what it reported.
-    raised = kind(message if message.startswith(str(attempt)) else f"{who}: {message}")
+    if message.startswith(str(attempt)):
+        raised = kind(message)
+    else:
+        raised = _of(kind(f"{who}: {message}"), message, dataframes)
     raised.add_note(details)
     return raised
+
+
+def _of(error: errors.TxstreamError, words: str, dataframes: Sequence[str]) -> errors.TxstreamError:
+    """Return the error, which tells of the DataFrame bolt that it comes from if there is only one."""
+    if len(dataframes) == 1:
+        error.component, error.words = dataframes[0], words
+    return error
 
 
 def _who(attempt: TransactionAttempt, dataframes: Sequence[str]) -> str:

@@ -300,6 +300,10 @@ class SparkRunner:
             self._residents.leave()  # it may have waited for a core
         self._context.cancelJobsWithTag(_tag(self.plan.run_id, attempt))
 
+    def end_trial(self, attempt: TransactionAttempt) -> None:
+        """See `BatchRunner`. What the attempt runs next is another job."""
+        self.cancel(attempt)
+
     @_blaming
     def task_tree(self, attempt: TransactionAttempt) -> Mapping[str, Any] | None:
         """See `TellsTasks`: Spark knows which of its tasks have succeeded."""

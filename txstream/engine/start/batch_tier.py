@@ -123,6 +123,7 @@ class BatchTier(Tier[EventLoop]):
             failure_reasons=dict(statistics.failure_reasons),
             stopped_by=taken.steering.stopped_by,
             timings=tuple(statistics.timings),
+            dead_letters=statistics.dead_letters,
         )
 
     def progress(self, seconds: float) -> RunProgress:
@@ -138,6 +139,7 @@ class BatchTier(Tier[EventLoop]):
             seconds=seconds,
             waiting_for=loop.waiting_for,
             lag_records=self._lag_records(loop),
+            dead_letters=statistics.dead_letters,
         )
 
     def _lag_records(self, loop: EventLoop) -> int | None:
