@@ -6,8 +6,8 @@ found and what to do next; the cause is chained. `exit_status` is the exit statu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
 
 from txstream.wording import storable
 
@@ -144,7 +144,16 @@ class StateTableError(TxstreamError):
 
 class StateValueError(TxstreamError):
     """A value cannot be stored: a null in a key, a number out of range. As in `BoltError`, the message names
-    partition and offset of the record."""
+    partition and offset of the record. `table` and `key`: the row that it was for, if only the store could
+    tell; the key by column."""
+
+    table: str | None = None
+    key: Mapping[str, object] | None = None
+
+    def of_row(self, table: str, key: Mapping[str, object]) -> Self:
+        """Note the row, and return this error."""
+        self.table, self.key = table, dict(key)
+        return self
 
 
 class SchemaRevisionError(TxstreamError):

@@ -141,6 +141,15 @@ class BatchCommitter:
                 if component in deltas:
                     target.database.prepare(spec, deltas[component].table)
 
+    def by_table(self, deltas: Prepared) -> list[tuple[str, pa.Table]]:
+        """Return the deltas with the names of their tables."""
+        return [
+            (spec.state.table, deltas[component].table)
+            for target in self._targets
+            for spec, component in zip(target.tables, target.components, strict=True)
+            if component in deltas
+        ]
+
     @property
     def begins_before_bolts(self) -> bool:
         """Whether bolts of the commit phase write states, so that `begin` must come before they run."""
