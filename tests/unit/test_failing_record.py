@@ -90,12 +90,12 @@ def test_what_only_the_store_refuses_is_found_by_the_key_of_its_row() -> None:
         meta = part.partitions.get("t/3")
         if "t/1" in part.partitions or (meta is not None and meta.start <= 150 < meta.end):
             keys.append("wide")
-        return [("sums", pa.table({"word": keys, "n": [1] * len(keys)})), ("t", pa.table({"word": ["wide"]}))]
+        return [("sums", pa.table({"word": keys})), ("t", pa.table({"word": ["wide"]}))]
 
-    error = StateValueError("it does not fit").of_row("sums", {"word": "wide"})
+    error = StateValueError("it does not fit").of_row("sums", "word='wide'")
     name_record(error, METAS, process, lambda: 0.0)
     assert str(error) == "it does not fit; a record with this key is at offset 150 of partition t/3"
-    unknown = StateValueError("it does not fit").of_row("sums", {"word": "who"})
+    unknown = StateValueError("it does not fit").of_row("sums", "word='who'")
     name_record(unknown, METAS, process, lambda: 0.0)
     assert unknown.record is not None
     assert unknown.record.startswith("the records were at offset 100 to 199 of partition t/0, at offset")

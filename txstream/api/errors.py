@@ -6,7 +6,7 @@ found and what to do next; the cause is chained. `exit_status` is the exit statu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 from txstream.wording import storable
@@ -144,15 +144,14 @@ class StateTableError(TxstreamError):
 
 class StateValueError(TxstreamError):
     """A value cannot be stored: a null in a key, a number out of range. As in `BoltError`, the message names
-    partition and offset of the record. `table` and `key`: the row that it was for, if only the store could
-    tell; the key by column."""
+    partition and offset of the record. `row`: the table and the key, as text, of the row that it was for, if
+    only the store could tell."""
 
-    table: str | None = None
-    key: Mapping[str, object] | None = None
+    row: tuple[str, str] | None = None
 
-    def of_row(self, table: str, key: Mapping[str, object]) -> Self:
+    def of_row(self, table: str, key: str) -> Self:
         """Note the row, and return this error."""
-        self.table, self.key = table, dict(key)
+        self.row = (table, key)
         return self
 
 

@@ -108,14 +108,9 @@ def chunks(deltas: pa.Table, rows: int) -> Iterator[pa.Table]:
         yield deltas.slice(start, rows)
 
 
-def key_of(spec: TableSpec, deltas: pa.Table, row: int) -> dict[str, object]:
-    """Return the key of a row, by column."""
-    return {name: deltas.column(name)[row].as_py() for name in spec.state.key_names}
-
-
 def shown_key(spec: TableSpec, deltas: pa.Table, row: int) -> str:
     """Return a key as text for messages: word='spark'."""
-    return ", ".join(f"{name}={value!r}" for name, value in key_of(spec, deltas, row).items())
+    return ", ".join(f"{name}={deltas.column(name)[row].as_py()!r}" for name in spec.state.key_names)
 
 
 def check_text(table: str, name: str, column: pa.ChunkedArray) -> None:

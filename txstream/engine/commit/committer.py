@@ -141,10 +141,10 @@ class BatchCommitter:
                 if component in deltas:
                     target.database.prepare(spec, deltas[component].table)
 
-    def by_table(self, deltas: Prepared) -> list[tuple[str, pa.Table]]:
-        """Return the deltas with the names of their tables."""
+    def keys(self, deltas: Prepared) -> list[tuple[str, pa.Table]]:
+        """Return the keys that the deltas are for, with the names of their tables."""
         return [
-            (spec.state.table, deltas[component].table)
+            (spec.state.table, deltas[component].table.select(list(spec.state.key_names)))
             for target in self._targets
             for spec, component in zip(target.tables, target.components, strict=True)
             if component in deltas

@@ -27,7 +27,7 @@ SECONDS = 20.0
 """No further part is processed after this time: the run is over, and somebody waits for its end."""
 
 Written = Sequence[tuple[str, pa.Table]]
-"""What the commit of a part would add to tables, with their names."""
+"""The keys that the commit of a part would write, with the names of their tables."""
 
 _MOST_RANGES = 4
 _NAMES = re.compile(r"(?:component|table|column) '[^']*'")
@@ -56,7 +56,7 @@ def name_record(
         if smaller is None:
             break
         found = smaller
-    error.record = _told(found, of_key=isinstance(error, StateValueError) and error.key is not None)
+    error.record = _told(found, of_key=isinstance(error, StateValueError) and error.row is not None)
     error.args = (f"{error}; {error.record}", *error.args[1:])
 
 
@@ -68,10 +68,11 @@ def _is_about(
         written = process(part)
     except Exception as other:  # noqa: BLE001 - the run ends with its own error, whatever happens here
         return type(other) is type(error) and _shape(other) == _shape(error)
-    if not isinstance(error, StateValueError) or error.key is None:
+    if not isinstance(error, StateValueError) or error.row is None:
         return False
-    names, key = list(error.key), dict(error.key)
-    return any(table == error.table and key in rows.select(names).to_pylist() for table, rows in written)
+    refused, key = error.row
+    keys = (row for table, rows in written if table == refused for row in rows.to_pylist())
+    return any(", ".join(f"{name}={value!r}" for name, value in row.items()) == key for row in keys)
 
 
 def _shape(error: TxstreamError) -> str:

@@ -174,11 +174,11 @@ class BatchTier(Tier[EventLoop]):
 def _processed(
     runner: BatchRunner, committer: BatchCommitter, attempt: TransactionAttempt, metas: BatchMetas[Any]
 ) -> Written:
-    """Process a batch up to what its commit would write, and return that, by table."""
+    """Process a batch up to what its commit would write. Return the keys of that."""
     result = runner.run(attempt, metas)
     try:
         deltas = committer.prepare(result)
         committer.check(deltas)
-        return committer.by_table(deltas)
+        return committer.keys(deltas)
     finally:
         runner.release(result)

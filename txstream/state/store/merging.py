@@ -127,11 +127,8 @@ class RowRules:
 
     def shown(self, key: Key) -> str:
         """Return a key as text for messages: word='spark'."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.named(key).items())
-
-    def named(self, key: Key) -> dict[str, Any]:
-        """Return a key by column."""
-        return dict(zip(self.spec.state.key_names, key, strict=True))
+        named = zip(self.spec.state.key_names, key, strict=True)
+        return ", ".join(f"{name}={value!r}" for name, value in named)
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -145,7 +142,7 @@ class RowRules:
             raise StateValueError(
                 f"table {self.spec.state.table!r}, key {self.shown(key)}: column {field.name!r}: {error}, in "
                 f"{attempt}"
-            ).of_row(self.spec.state.table, self.named(key)) from error.__cause__
+            ).of_row(self.spec.state.table, self.shown(key)) from error.__cause__
         if isinstance(merged, str) and isinstance(reducer, Custom):
             check_text(self.spec.state.table, field.name, pa.chunked_array([[merged]]))
         if merged is None or (type(merged) is int and fits(merged, field.type)):
@@ -161,7 +158,7 @@ class RowRules:
             what = f"column {field.name!r} ({format_type(field.type)}) cannot hold {how} = {merged}"
             raise StateValueError(
                 f"table {self.spec.state.table!r}, key {self.shown(key)}: {what}, found in {attempt}; {wider}"
-            ).of_row(self.spec.state.table, self.named(key)) from error
+            ).of_row(self.spec.state.table, self.shown(key)) from error
 
     def _refuse_null(self, values: Values, attempt: TransactionAttempt, key: Key) -> None:
         if None in values:
@@ -169,7 +166,7 @@ class RowRules:
             raise StateValueError(
                 f"table {self.spec.state.table!r}, key {self.shown(key)}: column {name!r} is NOT NULL and "
                 f"got only nulls in {attempt}; filter them out before the state"
-            ).of_row(self.spec.state.table, self.named(key))
+            ).of_row(self.spec.state.table, self.shown(key))
 
 
 def grower(before: TableSpec, now: TableSpec) -> Callable[[RowValues], RowValues]:
