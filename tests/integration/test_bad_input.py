@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import types
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -240,16 +242,20 @@ class Second(Words):
     def execute(self, tup, collector):
         if tup["word"] == "bad" and self.wrong == "raise":
             raise ValueError("cannot count it")
-        word = {"null": None, "nul": "b\\0d"}.get(self.wrong) if tup["word"] == "bad" else tup["word"]
-        collector.emit([word, tup["n"]])
+        word, n = tup["word"], tup["n"]
+        if word == "bad":
+            word = {"null": None, "nul": "b\\0d"}.get(self.wrong, word)
+            n = {"no n": None, "too great": 2**62}.get(self.wrong, n)
+        collector.emit([word, n])
 
 
 def topology(topic: str, wrong: str):
     builder = TransactionalTopologyBuilder("far", "lines", OpaqueSpout(KafkaSource(topic)), max_attempts=2)
     builder.set_bolt("words", Words()).shuffle_grouping("lines")
     builder.set_bolt("second", Second(wrong), 2).fields_grouping("words", "word")
-    state = SqlState(topic, key="word string", value="n bigint")
-    builder.set_committer_bolt("store", SqlStateBolt(state)).fields_grouping("second", "word")
+    state = SqlState(topic, key="word string", value="n bigint, most bigint")
+    store = SqlStateBolt(state, n=Sum("n"), most=Max("n"))
+    builder.set_committer_bolt("store", store).fields_grouping("second", "word")
     return builder.build()
 """
 
@@ -278,3 +284,47 @@ def test_an_error_far_from_the_source_names_the_record(
         running.wait(60)
     assert str(raised.value).endswith(f"; the record is at offset 15 of partition {unique}/2")
     assert read_rows(sqlite_url, unique) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("no n", "column 'most' is NOT NULL and got only nulls"),
+        ("too great", "cannot hold 4611686018427387904 + 4611686018427387904"),
+    ],
+)
+def test_an_error_that_only_the_database_finds_names_a_record_with_its_key(
+    services: Services, sqlite_url: str, tmp_path: Path, unique: str, wrong: str, told: str
+) -> None:
+    create_topic(services.kafka, unique)
+    words = [f"w{number}" for number in range(62)]
+    produce(services.kafka, unique, [*words, "bad", "after", "after"])
+    module = types.ModuleType("far")
+    exec(FAR_FROM_THE_SOURCE, module.__dict__)
+    settings = txstream.Settings(
+        zookeeper=services.zookeeper, kafka=services.kafka, database=sqlite_url, data_dir=tmp_path
+    )
+
+    def run() -> None:
+        txstream.start(
+            module.topology(unique, wrong).with_id(unique),
+            settings=settings,
+            until="caught-up",
+            runner_factory=InProcessRunner,
+        ).wait(180)
+
+    def bad() -> list[dict[str, Any]]:
+        return [row for row in read_rows(sqlite_url, unique) if row["word"] == "bad"]
+
+    offset, before = 15, []
+    if wrong == "too great":  # what is there and what comes are each fine
+        run()
+        offset, before = 31, bad()
+        assert before
+        produce(services.kafka, unique, [*words, "bad", "after", "after"])
+    with pytest.raises(txstream.StateValueError, match=re.escape(told)) as raised:
+        run()
+    assert str(raised.value).endswith(
+        f"; a record with this key is at offset {offset} of partition {unique}/2"
+    )
+    assert bad() == before

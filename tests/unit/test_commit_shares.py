@@ -159,8 +159,9 @@ def test_a_value_that_does_not_fit_ends_the_run_and_is_named(shares: Shares) -> 
             )
             with TopologyTest(builder.build()) as test:
                 test.commit(1)
-                with pytest.raises(StateValueError, match=r"word='oak'"):
+                with pytest.raises(StateValueError, match=r"word='oak'") as raised:
                     test.commit(2)
+                assert raised.value.row == ("sums", "word='oak'")
                 assert test.table("sums") == {"ash": 2, "oak": 2**63 - 1}
                 assert states(test, 2)[-1] is not COMMITTED
     assert shares.seen

@@ -11,7 +11,7 @@ from txstream.api.errors import BatchFailedError, BoltError, StateValueError, Tx
 from txstream.api.tuples import Chunk
 from txstream.batch_metas import BatchMetas, halves
 from txstream.engine.batch.executor_failures import describe
-from txstream.engine.loop.failing_record import SECONDS, name_record
+from txstream.engine.loop.failing_record import SECONDS, Written, name_record
 from txstream.spouts.files import FileRange
 from txstream.spouts.memory import MemoryRange
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
@@ -26,13 +26,14 @@ class Source:
         self.error, self.bad = error, bad
         self.parts = self.records = 0
 
-    def process(self, part: BatchMetas[Any]) -> None:
+    def process(self, part: BatchMetas[Any]) -> Written:
         self.parts += 1
         self.records += sum(meta.records for meta in part.partitions.values())
         held = [part.partitions.get(name) for name, _ in self.bad]
         pairs = zip(held, self.bad, strict=True)
         if all(meta is not None and meta.start <= at < meta.end for meta, (_, at) in pairs):
             raise self.error
+        return ()
 
 
 @pytest.mark.parametrize("kind", [BoltError, StateValueError])
@@ -47,9 +48,10 @@ def test_one_record_is_found_with_few_runs(kind: type[TxstreamError]) -> None:
 
 def test_the_first_of_several_records_is_named() -> None:
     class Either(Source):
-        def process(self, part: BatchMetas[Any]) -> None:
+        def process(self, part: BatchMetas[Any]) -> Written:
             for one in (Source(self.error, bad) for bad in self.bad):
                 one.process(part)
+            return ()
 
     error = BoltError("it fails")
     name_record(error, METAS, Either(BoltError("it fails"), ("t/3", 150), ("t/3", 160)).process)
@@ -80,12 +82,31 @@ def test_errors_are_alike_whatever_value_they_name_but_not_of_other_columns() ->
         assert (error.record == "the record is at offset 150 of partition t/3") is found
 
 
+def test_what_only_the_store_refuses_is_found_by_the_key_of_its_row() -> None:
+    """Offset 150 of t/3 and all of t/1 have the key; another table has it everywhere."""
+
+    def process(part: BatchMetas[Any]) -> Written:
+        keys = ["other"]
+        meta = part.partitions.get("t/3")
+        if "t/1" in part.partitions or (meta is not None and meta.start <= 150 < meta.end):
+            keys.append("wide")
+        return [("sums", pa.table({"word": keys})), ("t", pa.table({"word": ["wide"]}))]
+
+    error = StateValueError("it does not fit").of_row("sums", "word='wide'")
+    name_record(error, METAS, process, lambda: 0.0)
+    assert str(error) == "it does not fit; a record with this key is at offset 150 of partition t/3"
+    unknown = StateValueError("it does not fit").of_row("sums", "word='who'")
+    name_record(unknown, METAS, process, lambda: 0.0)
+    assert unknown.record is not None
+    assert unknown.record.startswith("the records were at offset 100 to 199 of partition t/0, at offset")
+
+
 def test_nobody_waits_for_long() -> None:
     source, now = Source(BoltError("it fails"), ("t/10", 137)), [0.0]
 
-    def process(part: BatchMetas[Any]) -> None:
+    def process(part: BatchMetas[Any]) -> Written:
         now[0] += SECONDS / 2
-        source.process(part)
+        return source.process(part)
 
     error = BoltError("it fails")
     name_record(error, METAS, process, lambda: now[0])

@@ -441,7 +441,7 @@ def test_a_tuple_that_is_lost_with_its_count_is_missed_at_the_end_of_the_phase(p
 
     reader, source = (("count", "lines"), ("late", "count"))[position]
     with pytest.raises(
-        ShortBatchError, match=f"'{reader}' got 1 tuples less from stream 'default' of '{source}'"
+        ShortBatchError, match=f"'{reader}' got 1 tuple less from stream 'default' of '{source}'"
     ):
         both_phases()
 

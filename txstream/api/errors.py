@@ -7,7 +7,7 @@ found and what to do next; the cause is chained. `exit_status` is the exit statu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from txstream.wording import storable
 
@@ -144,7 +144,15 @@ class StateTableError(TxstreamError):
 
 class StateValueError(TxstreamError):
     """A value cannot be stored: a null in a key, a number out of range. As in `BoltError`, the message names
-    partition and offset of the record."""
+    partition and offset of the record. `row`: the table and the key, as text, of the row that it was for, if
+    only the store could tell."""
+
+    row: tuple[str, str] | None = None
+
+    def of_row(self, table: str, key: str) -> Self:
+        """Note the row, and return this error."""
+        self.row = (table, key)
+        return self
 
 
 class SchemaRevisionError(TxstreamError):

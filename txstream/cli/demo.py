@@ -209,7 +209,7 @@ def _fill_topic(here: Demo) -> None:
             topics.fill(here.name, records, here.partitions, lambda more: bar.update(task, advance=more))
     else:
         topics.fill(here.name, records, here.partitions, lambda _: None)
-    here.cli.say(f"produced {what} into topic {here.name} ({here.partitions} partitions)")
+    here.cli.say(f"produced {what} into topic {here.name} ({counted(here.partitions, 'partition')})")
 
 
 # --- the two runs ------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from txstream.compare.report import in_a_sentence, side_by_side
 from txstream.compare.run import Outcome
 from txstream.drawing import timeline
 from txstream.drawing.timeline import Chart, Run
-from txstream.wording import shown
+from txstream.wording import counted, shown
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
@@ -38,7 +38,8 @@ def drawn_charts(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
     return {
         name: timeline.svg(
             chart,
-            f"{name}: {len(chart.columns)} attempts, by time, over {len(chart.rows)} partitions",
+            f"{name}: {counted(len(chart.columns), 'attempt')}, by time, over "
+            f"{counted(len(chart.rows), 'partition')}",
         )
         for name, chart in zip(outcomes, charts(list(outcomes.values())), strict=True)
     }

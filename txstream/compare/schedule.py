@@ -21,7 +21,7 @@ from txstream.coordinator import Phase
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.fault_points import At, Point
 from txstream.transaction import TransactionAttempt, Txid
-from txstream.wording import in_order
+from txstream.wording import counted, in_order
 
 Kind = Literal["batch", "partition", "crash"]
 
@@ -34,7 +34,7 @@ _POINTS: Mapping[Kind, Point | Phase] = {
 _REASON = "it is away, as the schedule says"
 _WORDS = {
     "batch": "txid {txid} fails in processing, after it has emitted",
-    "partition": "{partition} cannot be read from txid {txid} on, for {batches} batches or {seconds:g} s",
+    "partition": "{partition} cannot be read from txid {txid} on, for {batches} or {seconds:g} s",
     "crash": "the driver dies between the commit of txid {txid} and the note of it in ZooKeeper",
 }
 
@@ -56,6 +56,7 @@ class Fault:
 
     def __str__(self) -> str:
         values = asdict(self)
+        values["batches"] = counted(self.batches, "batch", "batches")
         values["partition"] = f"partition {self.partition}" if self.partition else "a partition"
         return _WORDS[self.fault].format(**values)
 

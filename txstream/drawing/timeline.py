@@ -19,7 +19,7 @@ from typing import Protocol
 
 from mako.template import Template
 
-from txstream.wording import in_order
+from txstream.wording import counted, in_order
 
 COLOURS = 7
 """The number of colours in `look.css`; neighbouring txids differ."""
@@ -290,7 +290,7 @@ def _what(one: Made, partitions: Sequence[str]) -> str:
         start, end = one.ranges[partitions[0]]
         return f"{partitions[0]}, {start:,} to {end:,}"
     records = sum(end - start for start, end in map(one.ranges.__getitem__, partitions))
-    return f"{len(partitions):,} partitions, {records:,} records"
+    return f"{len(partitions):,} partitions, {counted(records, 'record')}"
 
 
 def _main_home(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from txstream.api.errors import ShortBatchError
 from txstream.transaction import TransactionAttempt
+from txstream.wording import counted
 
 
 class EdgeName(NamedTuple):
@@ -37,6 +38,7 @@ def require_delivered(attempt: TransactionAttempt, under_way: EdgeCount, later: 
     for edge, count in under_way.items():
         if count and edge.component not in later:
             raise ShortBatchError(
-                f"{attempt}: {edge.component!r} got {abs(count)} tuples {'less' if count > 0 else 'more'} "
+                f"{attempt}: {edge.component!r} got {counted(abs(count), 'tuple')} "
+                f"{'less' if count > 0 else 'more'} "
                 f"from stream {edge.stream!r} of {edge.source!r} than were sent to it"
             )

@@ -7,6 +7,7 @@ fails returns a description instead, and the driver raises the error again from 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class CrashError(BaseException):
 class Failure:
     """What went wrong on an executor. `error` is the name of a txstream error, BoltError for anything else;
     `kind` is the exception's own name and the place where it was raised, `record` the record's place in the
-    source, if its tuple says that."""
+    source, if its tuple says that, and `row` the row that a store has refused."""
 
     error: str
     message: str
@@ -45,6 +46,7 @@ class Failure:
     details: str
     kind: str = ""
     record: str | None = None
+    row: Sequence[str] | None = None
 
     def to_document(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,6 +65,8 @@ class Failure:
                 f"component {self.component!r}: {self.kind}; the run's output has the message"
             )
         raised.record = self.record
+        if self.row is not None and isinstance(raised, errors.StateValueError):
+            raised.of_row(*self.row)
         raised.component, raised.kind = self.component, self.kind.partition(" ")[0]
         raised.words = self.message.partition(", while processing ")[0]
         if self.details:
@@ -100,7 +104,8 @@ def describe(
         message += f"; {record}"
     # Cut here already: the driver takes in what all tasks say, and puts before it who failed.
     message, details = (storable(text, _MAX_CHARACTERS) for text in (message, _user_traceback(error)))
-    return Failure(name, message, component, task, details, kind, record)
+    row = error.row if isinstance(error, errors.StateValueError) else None
+    return Failure(name, message, component, task, details, kind, record, row)
 
 
 def _record_of(tup: Any, spout: str | None) -> str | None:

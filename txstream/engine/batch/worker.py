@@ -37,6 +37,7 @@ from txstream.engine.batch.messages import (
 from txstream.engine.batch.stage import StageRun, TaskFailedError
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.placement import TaskPlace
+from txstream.wording import counted
 
 # A chunk of this size is worth the cost of a bolt's call.
 _CHUNK_ROWS = 20_000
@@ -145,13 +146,15 @@ def _read(
             most = planned.get(partition)
             if most is not None and rows[partition] > most:
                 raise BoltError(
-                    f"partition {partition!r} gave {rows[partition]} rows, but its meta says records={most}: "
-                    f"{metas[partition]!r:.200}; a source must not emit more than it has planned"
+                    f"partition {partition!r} gave {counted(rows[partition], 'row')}, but its meta says "
+                    f"records={most}: {metas[partition]!r:.200}; a source must not emit more than it has "
+                    f"planned"
                 )
         if sum(counts.values()) != batch.num_rows:
             raise BoltError(
-                f"a batch of {batch.num_rows} rows came with counts of {sum(counts.values())} rows over "
-                f"{len(counts)} partitions; a source must say of each row whose it is"
+                f"a batch of {counted(batch.num_rows, 'row')} came with counts of "
+                f"{counted(sum(counts.values()), 'row')} over {counted(len(counts), 'partition')}; "
+                f"a source must say of each row whose it is"
             )
         joined.add(batch)
 

@@ -23,7 +23,7 @@ from txstream.batch_metas import BatchMetas
 from txstream.engine.batch.executor_failures import OF_A_RECORD
 from txstream.transaction import TransactionAttempt
 from txstream.waiting import BACKOFF
-from txstream.wording import storable
+from txstream.wording import counted, storable
 
 WARM_UP_SECONDS = 30.0
 """What a run's first attempts, and those after a timeout, have on top of the message timeout: Python workers
@@ -127,8 +127,8 @@ def shortened(message: str) -> str:
 class TxidFailures:
     """How often a txid has failed in this run. `last` has its latest failures and what those attempts held;
     `reasons` is for ZooKeeper; `timeouts` counts timeouts in a row. `by_records`: it failed in a way that a
-    record can cause; `in_commit`: while its states were written. `by_service`: it failed last because a service
-    was away."""
+    record can cause; `in_commit`: while its states were written. `by_service`: it failed last because a
+    service was away."""
 
     attempts: int = 0
     bugs: int = 0
@@ -199,9 +199,9 @@ class TxidFailures:
         """Return the error. A timeout that follows another one gets advice on what to change."""
         if not (isinstance(error, BatchTimeoutError) and self.timeouts):
             return error
-        size = "an unknown number of" if records is None else f"{records:,}"
+        size = "an unknown number of records" if records is None else counted(records, "record")
         return BatchTimeoutError(
-            f"{error}, nor was the attempt before it; the batch has {size} records: give it more time "
+            f"{error}, nor was the attempt before it; the batch has {size}: give it more time "
             f"(`txstream run --message-timeout SECONDS`, message_timeout_seconds of the builder) or plan "
             f"fewer records for a batch (max_batch_records of the spout)"
         )

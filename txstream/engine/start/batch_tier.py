@@ -16,7 +16,7 @@ from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import BatchCommitter
 from txstream.engine.loop.dead_letter_rows import letters_of
 from txstream.engine.loop.event_loop import EventLoop
-from txstream.engine.loop.failing_record import name_record
+from txstream.engine.loop.failing_record import Written, name_record
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.retries import Retries
@@ -40,7 +40,9 @@ class BatchTier(Tier[EventLoop]):
     watcher: Watcher | None = field(default=None, kw_only=True)
     committer: type[BatchCommitter] = field(default=BatchCommitter, kw_only=True)
     _source: PartitionCoordinator[Any] | None = field(init=False, default=None)
-    _process: Callable[[TransactionAttempt, BatchMetas[Any]], None] | None = field(init=False, default=None)
+    _process: Callable[[TransactionAttempt, BatchMetas[Any]], Written] | None = field(
+        init=False, default=None
+    )
     _lag: int | None = field(init=False, default=None)
 
     @property
@@ -97,9 +99,9 @@ class BatchTier(Tier[EventLoop]):
             return
         process = self._process
 
-        def part(metas: BatchMetas[Any]) -> None:
+        def part(metas: BatchMetas[Any]) -> Written:
             # A number of its own each time: the run's own attempts were cancelled when it ended.
-            process(replace(attempt, attempt=AttemptId(attempt.attempt + next(numbers))), metas)
+            return process(replace(attempt, attempt=AttemptId(attempt.attempt + next(numbers))), metas)
 
         name_record(error, loop.coordinator.metas(attempt.txid), part)
 
@@ -174,10 +176,12 @@ class BatchTier(Tier[EventLoop]):
 
 def _processed(
     runner: BatchRunner, committer: BatchCommitter, attempt: TransactionAttempt, metas: BatchMetas[Any]
-) -> None:
-    """Process a batch up to what its commit would write, and drop what came of it."""
+) -> Written:
+    """Process a batch up to what its commit would write. Return the keys of that."""
     result = runner.run(attempt, metas)
     try:
-        committer.check(committer.prepare(result))
+        deltas = committer.prepare(result)
+        committer.check(deltas)
+        return committer.keys(deltas)
     finally:
         runner.release(result)

@@ -118,7 +118,7 @@ class TableWriter:
                         f"table {state.table!r}, key {shown_key(self.spec, deltas, row)}: column "
                         f"{field.name!r} ({format_type(field.type)}) cannot hold {base} + {delta} = "
                         f"{total}, found in {attempt}; declare a wider type"
-                    )
+                    ).of_row(state.table, shown_key(self.spec, deltas, row))
         longest = max((_longest(deltas.column(name)) for name in state.key_names), default=0)
         if longest > _LONG_KEY_BYTES:
             return StateValueError(
@@ -212,7 +212,7 @@ class TableWriter:
                         f"table {self.spec.state.table!r}, key {shown_key(self.spec, deltas, row)}: column "
                         f"{name!r} is NOT NULL and got only nulls in {attempt}; filter them out before "
                         f"the state"
-                    )
+                    ).of_row(self.spec.state.table, shown_key(self.spec, deltas, row))
                 # A sum must add zero. A minimum or maximum may be given the same value again.
                 filled[name][row] = 0 if self.spec.reducers[name].merge == "sum" else stored[name]
         for name in names:
@@ -306,7 +306,7 @@ def called(
                 f"table {spec.state.table!r}, key {shown_key(spec, deltas, error.row)}: column {name!r} "
                 f"({format_type(field.type)}) cannot hold {error.value!r:.100}, which {reducer} gave in "
                 f"{attempt}"
-            ) from error
+            ).of_row(spec.state.table, shown_key(spec, deltas, error.row)) from error
         deltas = deltas.set_column(deltas.column_names.index(name), field, [column])
     return deltas
 
@@ -328,4 +328,4 @@ def _merged(
         raise StateValueError(
             f"table {spec.state.table!r}, key {shown_key(spec, deltas, row)}: column {name!r}: {error}, in "
             f"{attempt}"
-        ) from error.__cause__
+        ).of_row(spec.state.table, shown_key(spec, deltas, row)) from error.__cause__

@@ -142,7 +142,7 @@ class RowRules:
             raise StateValueError(
                 f"table {self.spec.state.table!r}, key {self.shown(key)}: column {field.name!r}: {error}, in "
                 f"{attempt}"
-            ) from error.__cause__
+            ).of_row(self.spec.state.table, self.shown(key)) from error.__cause__
         if isinstance(merged, str) and isinstance(reducer, Custom):
             check_text(self.spec.state.table, field.name, pa.chunked_array([[merged]]))
         if merged is None or (type(merged) is int and fits(merged, field.type)):
@@ -158,7 +158,7 @@ class RowRules:
             what = f"column {field.name!r} ({format_type(field.type)}) cannot hold {how} = {merged}"
             raise StateValueError(
                 f"table {self.spec.state.table!r}, key {self.shown(key)}: {what}, found in {attempt}; {wider}"
-            ) from error
+            ).of_row(self.spec.state.table, self.shown(key)) from error
 
     def _refuse_null(self, values: Values, attempt: TransactionAttempt, key: Key) -> None:
         if None in values:
@@ -166,7 +166,7 @@ class RowRules:
             raise StateValueError(
                 f"table {self.spec.state.table!r}, key {self.shown(key)}: column {name!r} is NOT NULL and "
                 f"got only nulls in {attempt}; filter them out before the state"
-            )
+            ).of_row(self.spec.state.table, self.shown(key))
 
 
 def grower(before: TableSpec, now: TableSpec) -> Callable[[RowValues], RowValues]:
