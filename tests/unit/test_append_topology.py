@@ -53,7 +53,7 @@ def stored(path: Path, columns: str, table: str = "orders") -> Sequence[tuple[An
 @pytest.mark.parametrize("name", SPOUTS)
 def test_each_record_is_one_row(name: str, commit: str, tmp_path: Path) -> None:
     table = SqlTable("orders", "customer string, amount bigint")
-    rows = {**ORDERS, "p1": [*ORDERS["p1"][:3], Fail(times=2), *ORDERS["p1"][3:]]}
+    rows: dict[str, list[Any]] = {**ORDERS, "p1": [*ORDERS["p1"][:3], Fail(times=2), *ORDERS["p1"][3:]]}
     with (
         MemorySpout(FIELDS, rows, max_records_per_partition=3) as source,
         TopologyTest(

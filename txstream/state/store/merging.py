@@ -222,17 +222,14 @@ def grower(before: TableSpec, now: TableSpec) -> Callable[[RowValues], RowValues
     }
 
     def with_defaults(values: Values) -> Values:
-        known = dict(zip(before.state.value_names, values, strict=True))
-        return tuple(known[name] if name in known else defaults[name] for name in now.state.value_names)
+        width = len(before.state.value_names)
+        known = dict(zip(before.state.value_names, values[:width], strict=True))
+        found = (known[name] if name in known else defaults[name] for name in now.state.value_names)
+        return (*found, *values[width:])  # the `prev` of a `SqlTable` ends with the txid before
 
     def grow(row: RowValues) -> RowValues:
         values, prev, txid = row
-        end = len(values)
-        return (
-            with_defaults(values),
-            None if prev is None else (*with_defaults(prev[:end]), *prev[end:]),
-            txid,
-        )
+        return with_defaults(values), None if prev is None else with_defaults(prev), txid
 
     return grow
 
