@@ -277,6 +277,46 @@ class TestAppended:
         rig.commit(1, many)
         assert rig.values() == many
 
+    @pytest.mark.parametrize("semantics", list(Semantics))
+    def test_values_that_look_like_syntax_are_kept(
+        self, database: StateDatabase, url: str, semantics: Semantics
+    ) -> None:
+        texts = ["\\N", "a\tb", "line\nbreak\r", "\\", "\\.", "", None, "'\"{},", "é\u4e16\U0001f600"]
+        rig = joined(
+            database, url, named_table(semantics, "fail", "note string, raw binary, x double, ok boolean")
+        )
+        given = {
+            number: (
+                texts[number % len(texts)],
+                None if number % 5 == 0 else bytes([number % 256, 0, 92, 10]),
+                None if number % 4 == 0 else number * 1.1e17,
+                [True, False, None][number % 3],
+            )
+            for number in range(400)
+        }
+        rig.commit(1, given)
+        found = {
+            row["id"]: (
+                row["note"],
+                None if row["raw"] is None else bytes(row["raw"]),
+                row["x"],
+                None if row["ok"] is None else bool(row["ok"]),
+            )
+            for row in read_rows(url, "names")
+        }
+        assert found == given
+
+    def test_rows_of_a_replay_beside_new_ones(self, database: StateDatabase, url: str) -> None:
+        """Some of a large batch's rows are there from an attempt that died, others are not."""
+        rig = joined(database, url, named_table(Semantics.TRANSACTIONAL, "fail"))
+        many = {number: f"note {number}" for number in range(1_000)}
+        rig.write(rig.begin(1), {number: many[number] for number in range(300, 700)})
+        rig.commit(1, many)
+        assert rig.values() == many
+        with pytest.raises(StateValueError, match="key id=999 is there since txid 1, and txid 2"):
+            rig.commit(2, dict.fromkeys(range(999, 1500), "again"))
+        assert rig.values() == many
+
     def test_a_stale_attempt_writes_nothing(self, database: StateDatabase, url: str) -> None:
         rig = joined(database, url, named_table(Semantics.OPAQUE, "fail"))
         under = rig.begin(1)

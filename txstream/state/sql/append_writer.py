@@ -23,6 +23,8 @@ from txstream.state.sql.writer import TableWriter
 from txstream.state.values import chunks, shown_key, shown_values
 from txstream.transaction import TransactionAttempt
 
+_BULK_ROWS = 200  # fewer are not worth a savepoint
+
 
 class AppendWriter(TableWriter):
     """The prepared statements of one table of rows as they come."""
@@ -30,6 +32,9 @@ class AppendWriter(TableWriter):
     def __init__(self, spec: TableSpec, dialect: StateDialect) -> None:
         super().__init__(spec, dialect)
         columns = self._table.c
+        # Where keys are expected to be there already, the upsert finds out at once.
+        is_new = spec.state.on_conflict == "fail"
+        self._bulk = dialect.bulk_insert(self._table) if is_new else None
         self._undo: list[Any] = []
         if spec.semantics is not Semantics.NON_TRANSACTIONAL:
             self._undo.append(delete(self._table))
@@ -48,6 +53,18 @@ class AppendWriter(TableWriter):
     ) -> None:
         """Write prepared rows. Raises StateValueError for a key that an earlier batch has written, if that is
         to fail, and TxidRegressionError."""
+        if self._bulk is not None and deltas.num_rows >= _BULK_ROWS:
+            for chunk in chunks(deltas, self._bulk.chunk_rows):
+                if not self._bulk.execute(connection, chunk, attempt.txid):
+                    self._upserted(connection, attempt, chunk, answered)
+                answered()
+            return
+        self._upserted(connection, attempt, deltas, answered)
+
+    def _upserted(
+        self, connection: Connection, attempt: TransactionAttempt, deltas: pa.Table, answered: Touch
+    ) -> None:
+        """Write rows that may be there."""
         for chunk in chunks(deltas, self._upsert.chunk_rows):
             written = self._upsert.execute(connection, chunk, attempt.txid)
             answered()

@@ -101,6 +101,16 @@ class Upsert(ABC):
         """Write a chunk. Returns the number of rows written: fewer than the chunk has when a row is newer."""
 
 
+class BulkInsert(ABC):
+    """A prepared insert of rows that are most likely new, faster than an upsert."""
+
+    chunk_rows: ClassVar[int]
+
+    @abstractmethod
+    def execute(self, connection: Connection, rows: pa.Table, txid: int) -> bool:
+        """Insert a chunk. Returns False, with nothing written, when a key is there already."""
+
+
 Found = tuple[list[int], dict[str, pa.Array]]
 """Rows that were found: the index of each row's key among the keys, and the requested columns."""
 
@@ -296,6 +306,10 @@ class StateDialect(ABC):
         """Prepare the upsert of key and value columns. `update` is called with `excluded`; it returns the new
         values of an existing row and the condition under which that row may be written. Without it, the table
         has no primary key and rows are only inserted."""
+
+    def bulk_insert(self, table: Table) -> BulkInsert | None:
+        """Prepare the insert of rows that are most likely new; None where the upsert is as fast."""
+        return None
 
     def lookup(self, table: Table, columns: Mapping[str, pa.DataType]) -> Lookup:
         """Prepare the look-up of these columns of a table, which become arrays of these types."""

@@ -50,6 +50,7 @@ from txstream.api.state import TXID_COLUMN
 from txstream.state.sql.dialect import (
     COLUMN_TYPES,
     INTEGER_RANGES,
+    BulkInsert,
     Found,
     Lookup,
     Update,
@@ -373,6 +374,11 @@ class PostgreSQLDialect(ServerDialect):
 
     def upsert(self, table: Table, update: Update | None) -> Upsert:
         return UnnestUpsert(table, update)
+
+    def bulk_insert(self, table: Table) -> BulkInsert | None:
+        from txstream.state.sql.postgresql_copy import CopyInsert  # most tables are not appended to
+
+        return CopyInsert(table)
 
     def lookup(self, table: Table, columns: Mapping[str, pa.DataType]) -> Lookup:
         return UnnestLookup(table, columns)
