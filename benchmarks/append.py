@@ -71,7 +71,7 @@ def measure(url: str, semantics: Semantics, rows: int, batches: int) -> dict[str
     with ExitStack() as stack:
         database = open_database(url, connect_timeout_seconds=10.0, message_timeout_seconds=60.0)
         stack.callback(database.close)
-        plain = stack.enter_context(psycopg.connect(url))
+        plain = stack.enter_context(psycopg.connect(url.replace("postgresql+psycopg:", "postgresql:")))
         plain.execute("DROP TABLE IF EXISTS bare")
         plain.execute(BARE)
         plain.commit()
@@ -95,6 +95,7 @@ def measure(url: str, semantics: Semantics, rows: int, batches: int) -> dict[str
         both = "SELECT count(*) FROM (TABLE orders EXCEPT TABLE bare) AS x"
         (different,) = plain.execute(both).fetchone() or (None,)
         (count,) = plain.execute("SELECT count(*) FROM orders").fetchone() or (None,)
+        plain.commit()  # else it would keep its locks
         database.delete(topology, drop_state=True)
     if different != 0 or count != rows * batches:
         raise SystemExit(f"the tables differ in {different} rows; {count} of {rows * batches} are there")
