@@ -11,7 +11,7 @@ from txstream.api.bolts import OutputFieldsDeclarer, StateCommitter
 from txstream.api.errors import StateValueError, TopologyError
 from txstream.api.reducers import Count, Custom, Reducer, Sum
 from txstream.api.schema import format_type
-from txstream.api.state import SqlState
+from txstream.api.state import SqlState, SqlTable
 from txstream.api.tuples import Chunk, Tuple
 from txstream.folding import bound, check_reducers, new_fold
 
@@ -30,6 +30,11 @@ class SqlStateBolt(StateCommitter):
     def __init__(self, state: SqlState, **reducers: Reducer) -> None:
         if not isinstance(state, SqlState):
             raise TopologyError(f"SqlStateBolt takes a SqlState, not {type(state).__name__}")
+        if isinstance(state, SqlTable):
+            raise TopologyError(
+                f"SqlStateBolt merges rows, and SqlTable {state.table!r} takes them as they come; write "
+                f"SqlAppendBolt, or declare a SqlState"
+            )
         unknown = sorted(set(reducers) - set(state.value_names))
         if unknown:
             raise TopologyError(
@@ -58,7 +63,7 @@ class SqlStateBolt(StateCommitter):
         reducer = self.reducers[column.name]
         source = declarer.input_field(reducer.field).type if reducer.field else None
         result = reducer.result_type(source)
-        if not _holds(column.type, result):
+        if not holds(column.type, result):
             raise TopologyError(
                 f"component {declarer.component!r}: value column {column.name!r} of table "
                 f"{self.state.table!r} is {format_type(column.type)}, but {reducer} gives "
@@ -106,7 +111,7 @@ class SqlStateBolt(StateCommitter):
         return self.fold.partial()
 
 
-def _holds(column: pa.DataType, result: pa.DataType) -> bool:
+def holds(column: pa.DataType, result: pa.DataType) -> bool:
     """Return whether a column of this type can hold such results. Numbers out of range are refused later."""
     if column.equals(result):
         return True

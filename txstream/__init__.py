@@ -78,7 +78,10 @@ if TYPE_CHECKING:
         TransactionalSpout as TransactionalSpout,
         Unavailable as Unavailable,
     )
-    from txstream.api.state import SqlState as SqlState
+    from txstream.api.state import (
+        SqlState as SqlState,
+        SqlTable as SqlTable,
+    )
     from txstream.api.topology import Topology as Topology
     from txstream.api.tracked import (
         RichBolt as RichBolt,
@@ -98,6 +101,7 @@ if TYPE_CHECKING:
         CountBolt as CountBolt,
         ReduceBolt as ReduceBolt,
     )
+    from txstream.bolts.append import SqlAppendBolt as SqlAppendBolt
     from txstream.bolts.deduplicate import DeduplicateBolt as DeduplicateBolt
     from txstream.bolts.sql import SqlStateBolt as SqlStateBolt
     from txstream.dead_letters import DeadLetters as DeadLetters
@@ -179,12 +183,13 @@ _HOMES = {
         "TransactionalSpout",
         "Unavailable",
     ),
-    "txstream.api.state": ("SqlState",),
+    "txstream.api.state": ("SqlState", "SqlTable"),
     "txstream.api.topology": ("Topology",),
     "txstream.api.tracked": ("RichBolt", "RichCollector", "Spout", "SpoutCollector"),
     "txstream.api.tracked_builder": ("TopologyBuilder", "TrackedTopology"),
     "txstream.api.tuples": ("Chunk", "Tuple"),
     "txstream.bolts.aggregate": ("CountBolt", "ReduceBolt"),
+    "txstream.bolts.append": ("SqlAppendBolt",),
     "txstream.bolts.deduplicate": ("DeduplicateBolt",),
     "txstream.bolts.sql": ("SqlStateBolt",),
     "txstream.dead_letters": ("DeadLetters",),

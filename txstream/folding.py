@@ -20,6 +20,8 @@ from txstream.api.errors import StateValueError, TopologyError
 from txstream.api.reducers import Count, Custom, Last, Reducer
 from txstream.api.rows import UnfitValueError, to_column
 from txstream.api.schema import format_type
+from txstream.api.state import SqlTable
+from txstream.row_fold import RowFold
 
 _REFOLD_ROWS = 200_000
 _MAX_BIGINT = (1 << 63) - 1
@@ -305,7 +307,9 @@ def _first_unfit(column: pa.ChunkedArray, data_type: pa.DataType) -> int:
     return 0
 
 
-def new_fold(bolt: StateCommitter) -> Fold:
+def new_fold(bolt: StateCommitter) -> Fold | RowFold:
     """Return a fold for a state's deltas: over tuples on the executors, over their results on the driver."""
+    if isinstance(bolt.state, SqlTable):
+        return RowFold(bolt.state, bolt.order_by)
     schema = pa.schema([*bolt.state.key_schema, *bolt.state.value_schema])
     return Fold(bolt.state.key_names, bolt.reducers, schema, f"table {bolt.state.table!r}")

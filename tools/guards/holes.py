@@ -25,6 +25,23 @@ HOLES = (
         hunts=(Hunt(WrongResultError, OPAQUE, 1, ZOMBIES), Hunt(WrongResultError, OPAQUE, 2)),
     ),
     Guard(
+        "hole 1",
+        "phantom rows: what an earlier attempt appended is deleted",
+        sources.APPEND_WRITER,
+        "            connection.execute(statement.where(self._table.c[TXID_COLUMN] == txid))\n",
+        "            pass\n",
+        "tests/unit/test_sql_append.py::TestAppended::"
+        "test_an_opaque_replay_that_shrinks_leaves_no_row[False]",
+    ),
+    Guard(
+        "hole 1",
+        "phantom rows: what an earlier attempt replaced comes back",
+        sources.APPEND_WRITER,
+        "self._undo = [delete(self._table).where(created), update(self._table).values(before)]",
+        "self._undo = [delete(self._table).where(created)]",
+        "tests/unit/test_sql_append.py::TestAppended::test_what_an_undone_attempt_replaced_comes_back",
+    ),
+    Guard(
         "hole 2",
         "zombies: the fence refuses an older attempt",
         sources.FENCE,

@@ -7,6 +7,7 @@ from guards.patch import Patch
 PROTOCOL = "txstream/state/commit_protocol.py"
 FENCE = "txstream/state/sql/fence.py"
 WRITER = "txstream/state/sql/writer.py"
+APPEND_WRITER = "txstream/state/sql/append_writer.py"
 RECOVERY = "txstream/engine/start/recovery.py"
 COMMIT = "txstream/engine/commit/committer.py"
 COORDINATOR = "txstream/coordinator.py"

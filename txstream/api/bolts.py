@@ -289,6 +289,8 @@ class StateCommitter(BatchBolt, Committer):
 
     state: SqlState
     reducers: Mapping[str, Reducer]
+    order_by: Sequence[str] = ()
+    """For a `SqlTable`: the fields that order the rows of one key in a batch."""
 
     @abstractmethod
     def deltas(self) -> pa.Table:

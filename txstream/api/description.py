@@ -116,12 +116,15 @@ def _details(topology: Topology, component: Component) -> Iterator[tuple[str, st
         yield "emits", printable(stream), columns
     bolt = component.instance
     if isinstance(bolt, StateCommitter):
-        stored = [
-            f"{column} = {printable(str(bolt.reducers[name]))}"
-            for name, column in zip(bolt.state.value_names, _columns(bolt.state.value_schema), strict=True)
-        ]
+        stored = _columns(bolt.state.value_schema)
+        if bolt.state.on_conflict is None:
+            stored = [
+                f"{column} = {printable(str(bolt.reducers[name]))}"
+                for name, column in zip(bolt.state.value_names, stored, strict=True)
+            ]
         key = ", ".join(_columns(bolt.state.key_schema))
-        stored[-1] += f" for each {key} ({state_semantics(topology, bolt)} table)"
+        rows = "" if bolt.state.on_conflict is None else f" of rows, on conflict {bolt.state.on_conflict}"
+        stored[-1] += f" for each {key} ({state_semantics(topology, bolt)} table{rows})"
         yield "stores", printable(bolt.state.table), stored
     for use in _map_states(topology, component):
         columns = _columns(use.state.value_schema)
@@ -208,6 +211,14 @@ def _fields(schema: pa.Schema) -> list[dict[str, str]]:
 
 
 def _state_document(topology: Topology, bolt: StateCommitter) -> dict[str, Any]:
+    if bolt.state.on_conflict is not None:
+        return {
+            "table": bolt.state.table,
+            "semantics": str(state_semantics(topology, bolt)),
+            "on_conflict": bolt.state.on_conflict,
+            "key": _fields(bolt.state.key_schema),
+            "value": _fields(bolt.state.value_schema),
+        }
     return {
         "table": bolt.state.table,
         "semantics": str(state_semantics(topology, bolt)),

@@ -1,7 +1,7 @@
-"""`SqlState`: the declaration of a typed table that holds exactly-once results, to be queried.
+"""`SqlState` and `SqlTable`: declarations of typed tables that hold exactly-once results, to be queried.
 
-It is only a declaration. It opens no connection and imports no database library, so it can be built anywhere
-and shipped to executors. `txstream.state` carries it out.
+They are only declarations. They open no connection and import no database library, so they can be built
+anywhere and shipped to executors. `txstream.state` carries them out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
@@ -22,6 +22,11 @@ from txstream.semantics import Semantics
 _PARAMETER = re.compile(r"(toast\.)?[a-z][a-z0-9_]*", re.ASCII)
 TXID_COLUMN = "txid"
 PREV_PREFIX = "prev_"
+PREV_TXID_COLUMN = f"{PREV_PREFIX}{TXID_COLUMN}"
+
+OnConflict = Literal["fail", "ignore", "replace"]
+RECORD_KEY = "topic string, partition int, offset bigint"
+"""The default key of a `SqlTable`, with the types of Kafka's columns."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,8 @@ class SqlState:
     cache_rows: int = 0
     defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
     storage: Mapping[str, int | float | bool] = field(default_factory=dict, hash=False)
+    on_conflict: OnConflict | None = field(default=None, init=False)
+    """None: rows of one key are merged by reducers. Otherwise this is a `SqlTable`."""
     key_schema: pa.Schema = field(init=False, repr=False, compare=False)
     value_schema: pa.Schema = field(init=False, repr=False, compare=False)
 
@@ -128,6 +135,8 @@ class SqlState:
 
     def _check_names(self) -> None:
         taken: dict[str, str] = {TXID_COLUMN: "the framework's column"}
+        if self.on_conflict is not None:
+            taken[PREV_TXID_COLUMN] = "the framework's column"
         for name in self.value_schema.names:
             taken[f"{PREV_PREFIX}{name}".lower()] = f"the framework's column beside value {name!r}"
         for kind, schema in (("key", self.key_schema), ("value", self.value_schema)):
@@ -154,8 +163,58 @@ class SqlState:
 
     def declaration(self, semantics: Semantics) -> dict[str, Any]:
         """Return what is stored about this table, as JSON values, to notice a changed declaration."""
-        return {
+        declared = {
             "key": self._ddl[0],
             "value": self._ddl[1],
             "semantics": str(semantics),
         }
+        return declared if self.on_conflict is None else {**declared, "on_conflict": self.on_conflict}
+
+
+@dataclass(frozen=True, init=False)
+class SqlTable(SqlState):
+    """One table of rows as they come: key columns, value columns, and, depending on the semantics, `txid`.
+
+    `value` and `key` are DDL or Arrow schemas; the default key is a record's place in Kafka. Value columns
+    may be NULL. `on_conflict` says what happens to a row whose key an earlier batch has written: "fail" ends
+    the run, "ignore" keeps the older row, "replace" puts the new one in its place, for which an opaque table
+    also has `prev_<value>` and `prev_txid`. The other arguments are those of `SqlState`. A non-transactional
+    table with "fail" has no primary key, because a replayed row comes twice. Raises TopologyError or
+    SchemaError for an impossible declaration.
+    """
+
+    on_conflict: OnConflict = "fail"
+    cache_rows: int = field(default=0, init=False)
+
+    def __init__(
+        self,
+        table: str,
+        value: str | pa.Schema,
+        *,
+        key: str | pa.Schema = RECORD_KEY,
+        on_conflict: OnConflict = "fail",
+        url: str | None = None,
+        semantics: Semantics | None = None,
+        index_txid: bool = False,
+        defaults: Mapping[str, Any] | None = None,
+        storage: Mapping[str, int | float | bool] | None = None,
+    ) -> None:
+        if on_conflict not in get_args(OnConflict):
+            raise TopologyError(
+                f"table {table!r}: on_conflict is {on_conflict!r}; it must be one of "
+                f"{', '.join(map(repr, get_args(OnConflict)))}"
+            )
+        for name, given in (
+            ("table", table),
+            ("value", value),
+            ("key", key),
+            ("on_conflict", on_conflict),
+            ("url", url),
+            ("semantics", semantics),
+            ("index_txid", index_txid),
+            ("cache_rows", 0),
+            ("defaults", defaults or {}),
+            ("storage", storage or {}),
+        ):
+            object.__setattr__(self, name, given)
+        self.__post_init__()

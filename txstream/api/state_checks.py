@@ -8,7 +8,7 @@ from txstream.api.bolts import BatchBolt, MergeableBolt, StateCommitter
 from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.schema import format_type
-from txstream.api.state import SqlState
+from txstream.api.state import SqlState, SqlTable
 from txstream.api.topology import Component, Phase, StateUse
 from txstream.semantics import Semantics, legal_state_semantics
 from txstream.wording import a
@@ -48,7 +48,8 @@ def check_states(
                     f"component {component.id!r}: table {bolt.state.table!r} has cache_rows, but "
                     f"{a(type(bolt).__name__)} reads nothing that could be kept; leave it out"
                 )
-            _check_state_inputs(component, bolt.state)
+            if not isinstance(bolt.state, SqlTable):
+                _check_state_inputs(component, bolt.state)
             claim(component, bolt.state)
             states.append((bolt, _state_semantics(bolt.state, semantics)))
     return tuple(states), tuple(uses)
@@ -103,6 +104,11 @@ def _check_map_state(
         raise TopologyError(
             f"component {component.id!r} declares state {name!r}, but {a(type(component.instance).__name__)} "
             f"runs wherever its tuples are, also several times for one key; use a BatchBolt and Committer"
+        )
+    if isinstance(state, SqlTable):
+        raise TopologyError(
+            f"component {component.id!r} declares state {name!r}, but {state.table!r} is a SqlTable, whose "
+            f"rows only SqlAppendBolt writes; declare a SqlState"
         )
     if component.phase is not Phase.COMMIT:
         raise TopologyError(

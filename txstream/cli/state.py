@@ -88,7 +88,7 @@ def get(
         wanted = ", ".join(str(quoted(one)) for one in key)
         cli.say(f"table {table} has no row of key {wanted} as of txid {found.as_of}")
         return 1
-    _print_rows(cli, found.rows, found.semantics)
+    _print_rows(cli, found.rows, found.semantics, has_prev=found.has_prev)
     cli.say(f"as of txid {found.as_of}, in {found.database}")
     return 0
 
@@ -105,13 +105,13 @@ def top(
 
     found = inspect.top(topology_id, table, rows, cli.resolve(), database=place)
     if cli.as_json:
-        cli.print_json([flat_row(row, found.semantics) for row in found.rows])
+        cli.print_json([flat_row(row, found.semantics, has_prev=found.has_prev) for row in found.rows])
         return
     _say_notes(cli, found.notes)
     if not found.rows:
         cli.say(f"table {table} has no rows yet")
         return
-    _print_rows(cli, found.rows, found.semantics)
+    _print_rows(cli, found.rows, found.semantics, has_prev=found.has_prev)
 
 
 def diff(
@@ -139,8 +139,8 @@ def diff(
 # --- rendering ---------------------------------------------------------------------------------------------
 
 
-def _print_rows(cli: Cli, rows: Sequence[StateRow], semantics: Semantics) -> None:
-    flat = [flat_row(row, semantics, _cell) for row in rows]
+def _print_rows(cli: Cli, rows: Sequence[StateRow], semantics: Semantics, *, has_prev: bool = False) -> None:
+    flat = [flat_row(row, semantics, _cell, has_prev=has_prev) for row in rows]
     _print_cells(cli, list(flat[0]), [list(row.values()) for row in flat])
 
 

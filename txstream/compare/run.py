@@ -7,6 +7,7 @@ is to be kept.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -206,9 +207,15 @@ def _read(database: StateBackend, topology: Topology, prefix: str, outcome: Outc
     with database.read_state(topology.id) as state:
         for table in state.tables():
             found = state.top(table.name, _ALL_ROWS)
-            outcome.tables[table.name.removeprefix(prefix)] = {
-                tuple(row.key.values()): tuple(row.value.values()) for row in found
-            }
+            rows: Rows = {}
+            seen: Counter[tuple[Any, ...]] = Counter()
+            for row in found:
+                key = tuple(row.key.values())
+                seen[key] += 1
+                # Rows of a table without a primary key may come twice; then all but the first are surplus.
+                again = () if seen[key] == 1 else (f"again {seen[key]}",)
+                rows[*key, *again] = tuple(row.value.values())
+            outcome.tables[table.name.removeprefix(prefix)] = rows
             outcome.size += sum(_size(value) for row in found for value in table.columns(row).values())
 
 

@@ -163,13 +163,17 @@ def _rows_by_database(batch: Batch) -> list[dict[str, Any]]:
 
 
 def flat_row(
-    row: StateRow, semantics: Semantics, plain: Callable[[Any], Any] = plain_value
+    row: StateRow,
+    semantics: Semantics,
+    plain: Callable[[Any], Any] = plain_value,
+    *,
+    has_prev: bool = False,
 ) -> dict[str, Any]:
     """Return a row by column, in the table's order: keys, each value followed by its prev_, then txid."""
     found = {name: plain(value) for name, value in row.key.items()}
     for name, value in row.value.items():
         found[name] = plain(value)
-        if semantics is Semantics.OPAQUE:
+        if has_prev:
             found[f"prev_{name}"] = None if row.prev is None else plain(row.prev.get(name))
     if semantics is not Semantics.NON_TRANSACTIONAL:
         found["txid"] = row.txid

@@ -132,6 +132,7 @@ class StateRows:
     rows: tuple[StateRow, ...]
     as_of: Txid
     notes: tuple[str, ...] = ()
+    has_prev: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,12 +200,14 @@ def _changes(
     for row in reading.written_by(table.name, txid):
         delta = replayed.pop(tuple(row.key[name] for name in keys), None)
         after = None if delta is None else combined(reducers, row.prev, delta)
-        if delta is not None and not stored.has_prev:
+        if delta is not None and not stored.tells_before:
             untold += 1  # a transactional row does not keep its earlier value
         elif after is None or not alike(after, row.value):
             found.append(ReplayChange(row.key, row.prev, row.value, after))
     for number, (key, delta) in enumerate(replayed.items()):
         other = reading.find(table.name, key) if number < _LOOK_UPS and len(found) < limit else None
+        if stored.on_conflict == "ignore" and other is not None and (other.txid or txid) < txid:
+            continue  # the older row was kept, and still is
         if number >= _LOOK_UPS or (other is not None and (other.txid is None or other.txid > txid)):
             untold += 1
         elif len(found) < limit:
@@ -222,8 +224,13 @@ def combined(
     found: dict[str, Any] = {}
     for name, reducer in reducers.items():
         old, new = None if stored is None else stored.get(name), delta[name]
-        found[name] = new if old is None else old if new is None else reducer.combine(old, new)
+        is_merged = old is not None and new is not None
+        found[name] = reducer.combine(old, new) if is_merged or reducer.merge == "put" else _either(old, new)
     return found
+
+
+def _either(old: Any, new: Any) -> Any:
+    return new if old is None else old
 
 
 def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

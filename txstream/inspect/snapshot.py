@@ -60,6 +60,7 @@ class TablePart:
     before_the_first: int = 0
     half_created: int = 0
     carrying_last: int | None = None
+    keeps_older_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -240,4 +241,5 @@ def _table(reading: StateReading, table: StoredTable, depth: Depth) -> TablePart
         reading.rows_before_the_first(table.name),
         reading.rows_half_created(table.name),
         None if last is None else reading.count_written_by(table.name, last.txid),
+        table.on_conflict == "ignore",
     )

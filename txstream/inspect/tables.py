@@ -106,7 +106,7 @@ def diff(
                 reading.count_written_by(other.name, txid) for other in reading.tables() if other.has_txid
             )
             overwritten = max(0, record.keys - still)
-        changes = [RowChange(row.key, row.prev, row.value) for row in rows] if stored.has_prev else []
+        changes = [RowChange(row.key, row.prev, row.value) for row in rows] if stored.tells_before else []
         return TableDiff(
             database=place.display_url,
             table=table,
@@ -116,7 +116,7 @@ def diff(
             created=tuple(change for change in changes if change.before is None),
             changed=tuple(c for c in changes if c.before is not None and c.before != c.after),
             unchanged=sum(change.before == change.after for change in changes),
-            carrying=() if stored.has_prev else tuple(_row(row) for row in rows),
+            carrying=() if stored.tells_before else tuple(_row(row) for row in rows),
             carrying_count=count,
             overwritten=overwritten,
             notes=tuple(_diff_notes(stored, txid, count, len(rows), overwritten, committed=committed)),
@@ -188,6 +188,7 @@ def _answer(
         tuple(_row(row) for row in rows),
         reading.as_of,
         tuple(_notes(reading, table)),
+        table.has_prev,
     )
 
 
@@ -200,7 +201,9 @@ def _notes(reading: StateReading, table: StoredTable) -> Iterator[str]:
     if txid is None:
         return
     began = f"txid {txid} is being committed by executors, or was when its driver died"
-    if table.semantics is Semantics.OPAQUE:
+    if table.tells_before and not table.has_prev:
+        yield f"{began}: all rows are shown as of txid {reading.as_of}"
+    elif table.semantics is Semantics.OPAQUE:
         yield (
             f"{began}: all rows are shown as of txid {reading.as_of}; where it has written already, txid and "
             f"prev are not known"
@@ -216,12 +219,14 @@ def _diff_notes(
 ) -> Iterator[str]:
     if not committed:
         yield f"txid {txid} is not committed: these are the rows that it has written so far"
-    if table.semantics is Semantics.TRANSACTIONAL:
+    if not table.tells_before:
         yield "a transactional table keeps no earlier values: what these rows were before is not known"
     if shown < count:
         yield f"{count - shown:,} more carry txid {txid}"
     if overwritten:
+        ignored = ", or are not there because an older row of their key was kept"
         yield (
             f"{overwritten:,} more that txid {txid} wrote, in all tables of this database, were changed by "
-            f"later batches since: what it did to them is not known any more"
+            f"later batches since{ignored if table.on_conflict == 'ignore' else ''}: what it did to them is "
+            f"not known any more"
         )

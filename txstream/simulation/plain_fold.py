@@ -28,7 +28,13 @@ from txstream.api.bolts import (
     WorkerContext,
     overrides,
 )
-from txstream.api.errors import BatchFailedError, BoltError, TupleError, TxstreamError, UsageError
+from txstream.api.errors import (
+    BatchFailedError,
+    BoltError,
+    TupleError,
+    TxstreamError,
+    UsageError,
+)
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.map_state import MapState, Updater
 from txstream.api.reducers import Count, Custom, Last, Max, Min, Reducer, Sum
@@ -38,6 +44,7 @@ from txstream.api.state import SqlState
 from txstream.api.topology import Component, Topology
 from txstream.api.tuples import DEFAULT_STREAM, Chunk
 from txstream.bolts.aggregate import CountBolt, ReduceBolt
+from txstream.bolts.append import SqlAppendBolt
 from txstream.bolts.sql import SqlStateBolt
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
@@ -141,7 +148,10 @@ class Runner:
         written: list[tuple[Table, Table]] = []
         for task, inbox in enumerate(inboxes):
             bolt = self._fresh()
-            if type(bolt) is SqlStateBolt:
+            if type(bolt) is SqlAppendBolt:
+                rows = _appended(self.folded, bolt, list(_dicts(inbox)))
+                written.append((self.folded, rows))
+            elif type(bolt) is SqlStateBolt:
                 keys = bolt.state.key_names
                 deltas = _by_key(keys, bolt.reducers, _dicts(inbox))
                 written.append((self.folded, _merged(self.folded, deltas, bolt)))
@@ -315,6 +325,22 @@ def _partial(reducer: Reducer, rows: Sequence[Mapping[str, Any]]) -> Any:
             merged = value if merged is None else reducer.fn(merged, value)
         return merged
     raise UsageError(f"the plain fold does not know the reducer {reducer}")
+
+
+def _appended(stored: Table, bolt: SqlAppendBolt, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the rows that a batch adds to a `SqlTable` or changes in it. Where a key may not come twice, the
+    run itself must refuse the second row."""
+    table, found = bolt.state, Table()
+    names = (*bolt.order_by, *table.value_names)
+    for row in sorted(rows, key=lambda row: [_place(row[name]) for name in names]):
+        key = _columns(row, table.key_schema)
+        if table.on_conflict == "replace" or (key not in stored and key not in found):
+            found[key] = _columns(row, table.value_schema)
+    return found
+
+
+def _columns(row: Mapping[str, Any], schema: pa.Schema) -> Values:
+    return tuple(pa.scalar(row[field.name], field.type).as_py() for field in schema)
 
 
 def _merged(stored: Mapping[Values, Values], deltas: Mapping[Values, Values], bolt: StateCommitter) -> Table:

@@ -30,10 +30,10 @@ def refused_changes(declared: Mapping[str, Any], spec: TableSpec) -> list[str]:
     """Return one sentence for each difference from the table's declaration that cannot be migrated."""
     now = spec.state.declaration(spec.semantics)
     sentences = []
-    for part in now:
-        if declared.get(part) != now[part]:
+    for part in (*now, *(["on_conflict"] if "on_conflict" in declared.keys() - now.keys() else [])):
+        if declared.get(part) != now.get(part):
             reasons = _refused_values(declared, spec.state) if part == "value" else [""]
-            said = f"its {part} was declared {declared.get(part)!r} and is now {now[part]!r}"
+            said = f"its {part} was declared {declared.get(part)!r} and is now {now.get(part)!r}"
             sentences += [f"{said}{reason}" for reason in reasons]
     return sentences
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -18,7 +18,7 @@ from txstream.api.errors import (
 )
 from txstream.api.reducers import Put
 from txstream.api.schema import format_type, parse_schema
-from txstream.api.state import SqlState
+from txstream.api.state import SqlState, SqlTable
 from txstream.semantics import Semantics
 from txstream.state.changes import refused_changes
 from txstream.state.records import TableSpec
@@ -51,6 +51,12 @@ def check_table(spec: TableSpec, label: str, can_keep: Callable[[pa.DataType], b
                 f"{format_type(field.type)} exactly; use another type or another database"
             )
     check_defaults(state, spec.semantics)
+    if not spec.is_keyed:
+        raise StateTableError(
+            f"state table {state.table!r}: a non-transactional table with on_conflict='fail' has rows that "
+            f"come twice, and {label} finds rows by their key; use a SQL database, or on_conflict='ignore' "
+            f"or 'replace'"
+        )
 
 
 def refuse_storage(state: SqlState, label: str) -> NoReturn:
@@ -91,7 +97,8 @@ def _has_word(data_type: pa.DataType) -> bool:
 
 def check_defaults(state: SqlState, semantics: Semantics) -> None:
     """Raise StateTableError for a default of None in an opaque table, whose value columns are NOT NULL."""
-    if semantics is Semantics.OPAQUE and None in state.defaults.values():
+    is_null_refused = semantics is Semantics.OPAQUE and state.on_conflict is None
+    if is_null_refused and None in state.defaults.values():
         name = next(name for name, value in state.defaults.items() if value is None)
         raise StateTableError(
             f"state table {state.table!r}: value columns of an opaque table are NOT NULL, so the default of "
@@ -138,12 +145,20 @@ def not_here(topology: str, table: str) -> ProgressMismatchError:
     )
 
 
+def declared_state(table: str, declaration: Mapping[str, Any]) -> SqlState:
+    """Return the state that was declared so. Raises KeyError, ValueError or TypeError for what is none."""
+    key, value = declaration["key"], declaration["value"]
+    if "on_conflict" not in declaration:
+        return SqlState(table, key=key, value=value)
+    return SqlTable(table, value, key=key, on_conflict=declaration["on_conflict"])
+
+
 def declared_spec(owner: Owner) -> TableSpec:
     """Return the table as its owner declared it, for reading: every reducer is Put. Raises CorruptStateError
     for a declaration that cannot be read."""
     try:
         declaration = owner.declaration
-        state = SqlState(owner.table, key=declaration["key"], value=declaration["value"])
+        state = declared_state(owner.table, declaration)
         semantics = Semantics(declaration["semantics"])
     except (KeyError, ValueError, TypeError) as error:
         raise CorruptStateError(

@@ -1,8 +1,8 @@
 """Reading state: what a table holds as of the last committed batch.
 
 Invariant: everything that one `StateReading` returns is as of one moment. While a batch is being committed
-on the executor path, the rows that it has written are shown as they were before it, if the table is opaque;
-other tables do not keep the earlier values.
+on the executor path, the rows that it has written are shown as they were before it, if the table is opaque or
+its rows are never changed; other tables do not keep the earlier values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from txstream.api.state import PREV_PREFIX, TXID_COLUMN
+from txstream.api.state import PREV_PREFIX, TXID_COLUMN, OnConflict
 from txstream.semantics import Semantics
 from txstream.state.records import BatchRecord
 from txstream.transaction import Txid
@@ -29,6 +29,7 @@ class StoredTable:
     value: pa.Schema
     semantics: Semantics
     owner: str
+    on_conflict: OnConflict | None = None
 
     @property
     def has_txid(self) -> bool:
@@ -36,7 +37,13 @@ class StoredTable:
 
     @property
     def has_prev(self) -> bool:
-        return self.semantics is Semantics.OPAQUE
+        return self.semantics is Semantics.OPAQUE and self.on_conflict in (None, "replace")
+
+    @property
+    def tells_before(self) -> bool:
+        """Whether a row tells what its key held before its txid: in `prev`, or because its rows are never
+        changed, so that each was created by its txid."""
+        return self.has_prev or (self.has_txid and self.on_conflict in ("fail", "ignore"))
 
     def columns(self, row: StoredRow) -> dict[str, Any]:
         """Return a row as SQL shows it: keys, each value followed by its `prev_` (opaque), then `txid`."""

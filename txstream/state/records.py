@@ -43,11 +43,30 @@ class FenceLockedError(ServiceUnavailableError):
 
 @dataclass(frozen=True)
 class TableSpec:
-    """One state table of a topology. `reducers` says for each value column how a delta is merged into it."""
+    """One state table of a topology. `reducers` says for each value column how a delta is merged into it.
+
+    The rows of a `SqlTable` are not merged: its reducers are all Put, and `state.on_conflict` decides.
+    """
 
     state: SqlState
     semantics: Semantics
     reducers: Mapping[str, Reducer]
+
+    @property
+    def appends(self) -> bool:
+        """Whether its rows are written as they come."""
+        return self.state.on_conflict is not None
+
+    @property
+    def keeps_prev(self) -> bool:
+        """Whether its rows keep what they held before their txid."""
+        return self.semantics is Semantics.OPAQUE and self.state.on_conflict in (None, "replace")
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether a key can have one row only. Without txids, a replayed row that may not be replaced must be
+        able to come twice."""
+        return self.semantics is not Semantics.NON_TRANSACTIONAL or self.state.on_conflict != "fail"
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def prepare(spec: TableSpec, deltas: pa.Table, dialect: ChecksValues) -> pa.Tabl
                 f"key column {name!r} of table {state.table!r} got a null; a row without a key cannot be "
                 f"found again: filter such tuples out before the state or give them a key"
             )
-    if spec.semantics is Semantics.OPAQUE:
+    if spec.semantics is Semantics.OPAQUE and not spec.appends:
         deltas = _without_all_null(deltas, state.value_names)
     if deltas.num_rows > 1:
         deltas = deltas.take(pc.sort_indices(deltas, sort_keys=key_order(len(keys))))
@@ -111,6 +111,12 @@ def chunks(deltas: pa.Table, rows: int) -> Iterator[pa.Table]:
 def shown_key(spec: TableSpec, deltas: pa.Table, row: int) -> str:
     """Return a key as text for messages: word='spark'."""
     return ", ".join(f"{name}={deltas.column(name)[row].as_py()!r}" for name in spec.state.key_names)
+
+
+def shown_values(spec: TableSpec, deltas: pa.Table, row: int) -> str:
+    """Return a row's values as text for messages: (amount=3, note='x')."""
+    shown = (f"{name}={deltas.column(name)[row].as_py()!r:.60}" for name in spec.state.value_names)
+    return f"({', '.join(shown)})"
 
 
 def check_text(table: str, name: str, column: pa.ChunkedArray) -> None:
@@ -190,6 +196,13 @@ def _refuse_twice(spec: TableSpec, deltas: pa.Table) -> None:
         same = equal if same is None else pc.and_(same, equal)
     row = pc.index(same, pa.scalar(True)).as_py()
     if row >= 0:
+        if spec.appends:
+            raise StateValueError(
+                f"table {spec.state.table!r}: two rows of one batch have the key "
+                f"{shown_key(spec, deltas, row)}: {shown_values(spec, deltas, row)}, and "
+                f"{shown_values(spec, deltas, row + 1)}; give each row a key of its own, or choose "
+                f"on_conflict='ignore' or 'replace'"
+            )
         raise StateValueError(
             f"table {spec.state.table!r}: key {shown_key(spec, deltas, row)} has two deltas in one batch; "
             f"they must be merged before they are written, or one would be lost"

@@ -426,7 +426,7 @@ def table(
         "as_of": rows.as_of,
         "key_columns": [part.split()[0] for part in keys.split(", ") if part],
         "key": list(key),
-        "rows": [flat_row(row, rows.semantics) for row in rows.rows],
+        "rows": [flat_row(row, rows.semantics, has_prev=rows.has_prev) for row in rows.rows],
         "notes": list(rows.notes),
         "diff": None
         if txid is None

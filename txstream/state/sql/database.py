@@ -64,9 +64,12 @@ class PreparedStatements:
         """Return the writer of a table as it is declared now."""
         known = self._writers.get(spec.state.table)
         if known is None or known.spec != spec:
-            from txstream.state.sql.writer import TableWriter  # who only looks does not need it
+            # who only looks does not need it
+            from txstream.state.sql.append_writer import AppendWriter
+            from txstream.state.sql.writer import TableWriter
 
-            known = self._writers[spec.state.table] = TableWriter(spec, self.sessions.dialect)
+            kind = AppendWriter if spec.appends else TableWriter
+            known = self._writers[spec.state.table] = kind(spec, self.sessions.dialect)
         return known
 
     def forget(self) -> None:

@@ -73,6 +73,14 @@ COLUMN_TYPES: Final[dict[pa.DataType, Callable[[], types.TypeEngine[Any]]]] = {
 """The types that need no parameters; a dialect may use others for some."""
 
 
+Update = Callable[[Any], tuple[dict[str, Any], Any]]
+
+
+def key_columns(table: Table) -> list[Column[Any]]:
+    """Return the key columns of a state table, which need not be its primary key."""
+    return [column for column in table.columns if "key" in column.info]
+
+
 def halved(rows: pa.Table, fits: Callable[[pa.Table], bool]) -> Iterator[pa.Table]:
     """Yield `rows`, halved again and again until each part fits or has one row."""
     if rows.num_rows < 2 or fits(rows):
@@ -91,6 +99,16 @@ class Upsert(ABC):
     @abstractmethod
     def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> int:
         """Write a chunk. Returns the number of rows written: fewer than the chunk has when a row is newer."""
+
+
+class BulkInsert(ABC):
+    """A prepared insert of rows that are most likely new, faster than an upsert."""
+
+    chunk_rows: ClassVar[int]
+
+    @abstractmethod
+    def execute(self, connection: Connection, rows: pa.Table, txid: int) -> bool:
+        """Insert a chunk. Returns False, with nothing written, when a key is there already."""
 
 
 Found = tuple[list[int], dict[str, pa.Array]]
@@ -246,8 +264,9 @@ class StateDialect(ABC):
         return None
 
     @abstractmethod
-    def table_options(self) -> dict[str, Any]:
-        """Return the keyword arguments for `Table` that say how it is stored."""
+    def table_options(self, *, keyed: bool = True, updated: bool = True) -> dict[str, Any]:
+        """Return the keyword arguments for `Table` that say how it is stored: one with a primary key or
+        without, whose rows are updated or never changed."""
 
     def check_values(  # noqa: B027 - most have nothing to add to `values.check_column`
         self, table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None
@@ -283,9 +302,14 @@ class StateDialect(ABC):
     # --- statements ---------------------------------------------------------------------------------
 
     @abstractmethod
-    def upsert(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> Upsert:
+    def upsert(self, table: Table, update: Update | None) -> Upsert:
         """Prepare the upsert of key and value columns. `update` is called with `excluded`; it returns the new
-        values of an existing row and the condition under which that row may be written."""
+        values of an existing row and the condition under which that row may be written. Without it, the table
+        has no primary key and rows are only inserted."""
+
+    def bulk_insert(self, table: Table) -> BulkInsert | None:
+        """Prepare the insert of rows that are most likely new; None where the upsert is as fast."""
+        return None
 
     def lookup(self, table: Table, columns: Mapping[str, pa.DataType]) -> Lookup:
         """Prepare the look-up of these columns of a table, which become arrays of these types."""
@@ -320,7 +344,7 @@ class _InLookup(Lookup):
 
     def __init__(self, dialect: StateDialect, table: Table, columns: Mapping[str, pa.DataType]) -> None:
         self._dialect = dialect
-        self._keys = list(table.primary_key.columns)
+        self._keys = key_columns(table)
         self._columns = dict(columns)
         self._query = select(*self._keys, *(table.c[name] for name in columns))
 

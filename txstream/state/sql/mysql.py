@@ -45,7 +45,7 @@ from txstream.api.errors import StateTableError, StateValueError, UsageError
 from txstream.api.reducers import Reducer
 from txstream.state.records import FenceLockedError
 from txstream.state.sql import mysql_types
-from txstream.state.sql.dialect import COLUMN_TYPES, Upsert
+from txstream.state.sql.dialect import COLUMN_TYPES, Update, Upsert
 from txstream.state.sql.errors import Failure, driver_error
 from txstream.state.sql.mysql_connect import classify, connect, is_mariadb, place
 from txstream.state.sql.mysql_statements import JoinedUpsert
@@ -280,7 +280,7 @@ class MySQLDialect(ServerDialect):
     def value_check(self, column: Column[Any], data_type: pa.DataType) -> ColumnElement[bool] | None:
         return column.between(-_LARGEST_FLOAT, _LARGEST_FLOAT) if data_type == pa.float32() else None
 
-    def table_options(self) -> dict[str, Any]:
+    def table_options(self, *, keyed: bool = True, updated: bool = True) -> dict[str, Any]:
         return {
             "mysql_engine": "InnoDB",
             "mysql_row_format": "DYNAMIC",  # the only format with keys of 3072 bytes
@@ -330,7 +330,7 @@ class MySQLDialect(ServerDialect):
         # MySQL accepts a default for text and bytes only in parentheses.
         return Grouping(found)
 
-    def upsert(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> Upsert:
+    def upsert(self, table: Table, update: Update | None) -> Upsert:
         return JoinedUpsert(self, table, update, PACKET_BYTES)
 
 

@@ -18,7 +18,7 @@ JSON_TABLE and than a temporary table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -41,7 +41,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 
 from txstream.api.errors import StateValueError
-from txstream.state.sql.dialect import StateDialect, Upsert, halved
+from txstream.state.sql.dialect import StateDialect, Update, Upsert, halved, key_columns
 from txstream.state.sql.errors import driver_error
 
 _DELTA = "txstream_delta"
@@ -50,13 +50,11 @@ _CANNOT_BE_NULL = 1048
 _LONGEST_VALUE_BYTES = 64  # of a number or a time with its CAST; text and bytes are added to it
 _LONGEST_RULES_BYTES = 10_000
 
-Update = Callable[[Any], tuple[dict[str, Any], Any]]
-
 
 class JoinedUpsert(Upsert):
     chunk_rows: ClassVar[int] = 10_000
 
-    def __init__(self, dialect: StateDialect, table: Table, update: Update, packet_bytes: str) -> None:
+    def __init__(self, dialect: StateDialect, table: Table, update: Update | None, packet_bytes: str) -> None:
         self._dialect = dialect
         self._table = table
         self._packet_bytes = packet_bytes  # key of the limit in the connection's info
@@ -66,7 +64,10 @@ class JoinedUpsert(Upsert):
         self._txid = next((column.name for column in table.columns if "txid" in column.info), None)
         self._joined = self._txid is not None
         self._bound: list[tuple[str, Any]] = []  # the parameters after those of the rows, in order
-        self._head, self._tail = self._joining(update) if self._joined else self._adding(update)
+        if update is None:
+            self._head, self._tail = f"{self._insert()} VALUES ", ""
+        else:
+            self._head, self._tail = self._joining(update) if self._joined else self._adding(update)
 
     def _joining(self, update: Update) -> tuple[str, str]:
         """Return the SQL before and after the rows, which computes new rows and overwrites old ones."""
@@ -91,9 +92,12 @@ class JoinedUpsert(Upsert):
         }
         changes = [f"{_quoted(name)} = {self._text(change)}" for name, change in update(new)[0].items()]
         return (
-            f"INSERT INTO {_quoted(self._table.name)} ({_listed(self._names)}) VALUES ",  # noqa: S608 - quoted
+            f"{self._insert()} VALUES ",
             f" ON DUPLICATE KEY UPDATE {', '.join(changes)}",
         )
+
+    def _insert(self) -> str:
+        return f"INSERT INTO {_quoted(self._table.name)} ({_listed(self._names)})"
 
     def _text(self, clause: Any) -> str:
         """Return SQL for the driver to format; its parameters follow those of earlier clauses."""
@@ -131,7 +135,7 @@ class JoinedUpsert(Upsert):
         if size >= limit:
             key = ", ".join(
                 f"{column.name}={deltas.column(column.name)[0].as_py()!r:.100}"
-                for column in self._table.primary_key.columns
+                for column in key_columns(self._table)
             )
             raise StateValueError(
                 f"table {self._table.name!r}, key {key}: its row takes a statement of {size} bytes, and the "
@@ -151,8 +155,12 @@ def _values(table: Table, delta: Any, update: Update) -> dict[str, Any]:
         if column.primary_key:
             values[column.name] = delta.c[column.name]
         elif "txid" in column.info:
-            allowed = new if condition is None else or_(new, condition)
-            values[column.name] = case((allowed, txid))
+            changed = changes[column.name]
+            if changed is txid:
+                allowed = new if condition is None else or_(new, condition)
+                values[column.name] = case((allowed, txid))
+            else:
+                values[column.name] = case((new, txid), (condition, changed))
         else:
             created = delta.c[column.name] if "delta" in column.info else null()
             values[column.name] = case((new, created), else_=changes[column.name])

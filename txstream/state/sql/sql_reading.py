@@ -15,13 +15,13 @@ from sqlalchemy import ColumnElement, Connection, Select, Table, and_, case, fun
 
 from txstream.api.errors import StateTableError
 from txstream.api.schema import parse_schema
-from txstream.api.state import PREV_PREFIX, TXID_COLUMN
+from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN, TXID_COLUMN
 from txstream.semantics import Semantics
 from txstream.state.declarations import Owner
 from txstream.state.reading import StateReading, StoredRow, StoredTable
 from txstream.state.records import COMMITTED, BatchRecord
 from txstream.state.sql import ledger, tables as state_tables
-from txstream.state.sql.dialect import StateDialect
+from txstream.state.sql.dialect import StateDialect, key_columns
 from txstream.state.sql.framework_tables import batch
 from txstream.transaction import Txid
 from txstream.wording import counted
@@ -59,9 +59,9 @@ class SqlStateReading(StateReading):
         return [self._stored(owner) for owner in self._owners.values()]
 
     def count(self, table: str) -> int:
-        _, found = self._table(table)
+        stored, found = self._table(table)
         query = select(func.count()).select_from(found)
-        hidden = self._created_since(found)
+        hidden = self._created_since(stored, found)
         return self._number(query if hidden is None else query.where(not_(hidden)))
 
     def find(self, table: str, key: Sequence[Any]) -> StoredRow | None:
@@ -76,12 +76,12 @@ class SqlStateReading(StateReading):
             == self._dialect.to_driver(pa.chunked_array([pa.array([value], field.type)]))[0]
             for field, value in zip(stored.key, key, strict=True)
         ]
-        rows = self._rows(stored, self._as_committed(found).where(and_(*wanted)))
+        rows = self._rows(stored, self._as_committed(stored, found).where(and_(*wanted)))
         return rows[0] if rows else None
 
     def top(self, table: str, n: int) -> list[StoredRow]:
         stored, found = self._table(table)
-        query = self._as_committed(found)
+        query = self._as_committed(stored, found)
         greatest = self._dialect.ordering(query.selected_columns[stored.value.names[0]])
         return self._rows(stored, query.order_by(greatest.desc(), *self._by_key(found)).limit(n))
 
@@ -123,7 +123,7 @@ class SqlStateReading(StateReading):
 
     def rows_half_created(self, table: str) -> int:
         stored, found = self._table(table)
-        if not stored.has_prev or len(stored.value) < 2:
+        if not stored.has_prev or stored.on_conflict is not None or len(stored.value) < 2:
             return 0
         prevs = [found.c[f"{PREV_PREFIX}{name}"] for name in stored.value.names]
         mixed = and_(or_(*(p.is_(None) for p in prevs)), or_(*(p.is_not(None) for p in prevs)))
@@ -136,7 +136,8 @@ class SqlStateReading(StateReading):
         declaration = owner.declaration
         semantics = Semantics(declaration["semantics"])
         key, value = parse_schema(declaration["key"]), parse_schema(declaration["value"])
-        return StoredTable(declared.name, key, value, semantics, owner.uuid)
+        on_conflict = declaration.get("on_conflict")
+        return StoredTable(declared.name, key, value, semantics, owner.uuid, on_conflict)
 
     def _table(self, name: str) -> tuple[StoredTable, Table]:
         owner = self._owners.get(name)
@@ -154,25 +155,28 @@ class SqlStateReading(StateReading):
                 f"changed them"
             )
 
-    def _created_since(self, table: Table) -> Any:
+    def _created_since(self, stored: StoredTable, table: Table) -> Any:
         """Return the condition for rows created by an uncommitted batch; None where the table cannot tell."""
-        prevs = [column for column in table.columns if "prev" in column.info]
-        if not prevs:
+        if not stored.tells_before:
             return None
+        kinds = {"prev_txid"} if PREV_TXID_COLUMN in table.c else {"prev"}
+        prevs = [column for column in table.columns if kinds & column.info.keys()]
         return and_(table.c[TXID_COLUMN] > self._as_of, *(prev.is_(None) for prev in prevs))
 
-    def _as_committed(self, table: Table) -> Select[Any]:
+    def _as_committed(self, stored: StoredTable, table: Table) -> Select[Any]:
         """Return the query for the rows as of the last committed batch, as far as the table knows them."""
         if TXID_COLUMN not in table.c:
             return select(table)
         since = table.c[TXID_COLUMN] > self._as_of
-        hidden = self._created_since(table)
+        hidden = self._created_since(stored, table)
         if hidden is None:
             return select(table, since.label(_UNFINISHED))
+        if not stored.has_prev:  # what remains is never changed
+            return select(table).where(not_(hidden))
         columns: list[Any] = []
         for column in table.columns:
             if "delta" in column.info:
-                before = table.c[f"{PREV_PREFIX}{column.name}"]
+                before: Any = table.c[f"{PREV_PREFIX}{column.name}"]
                 columns.append(case((since, before), else_=column).label(column.name))
             elif "key" in column.info:
                 columns.append(column)
@@ -184,7 +188,7 @@ class SqlStateReading(StateReading):
         return [_row(table, row) for row in self._connection.execute(query).mappings()]
 
     def _by_key(self, table: Table) -> list[ColumnElement[Any]]:
-        return [self._dialect.ordering(column) for column in table.primary_key.columns]
+        return [self._dialect.ordering(column) for column in key_columns(table)]
 
     def _number(self, query: Select[Any]) -> int:
         return int(self._connection.execute(query).scalar_one())
@@ -197,7 +201,11 @@ def _row(table: StoredTable, row: Mapping[Any, Any]) -> StoredRow:
     prev = None
     if table.has_prev:
         prev = {field.name: _value(row[f"{PREV_PREFIX}{field.name}"], field.type) for field in table.value}
-        if all(value is None for value in prev.values()):
+        if table.on_conflict is None:
+            created = all(value is None for value in prev.values())
+        else:
+            created = row[PREV_TXID_COLUMN] is None
+        if created:
             prev = None
     txid = row[TXID_COLUMN] if table.has_txid else None
     return StoredRow(

@@ -20,7 +20,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -47,7 +47,7 @@ from sqlalchemy.exc import DBAPIError
 from txstream.api.errors import ServiceUnavailableError
 from txstream.api.reducers import Reducer
 from txstream.state.sql import sqlite_values
-from txstream.state.sql.dialect import READ_ONLY, Found, Lookup, StateDialect, Upsert
+from txstream.state.sql.dialect import READ_ONLY, Found, Lookup, StateDialect, Update, Upsert, key_columns
 from txstream.state.sql.errors import REMEDY, Failure, Kind, driver_error, one_line
 from txstream.state.sql.framework_tables import fence
 
@@ -62,7 +62,7 @@ class RowsUpsert(Upsert):
 
     chunk_rows: ClassVar[int] = 50_000
 
-    def __init__(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> None:
+    def __init__(self, table: Table, update: Update | None) -> None:
         self._names = [column.name for column in table.c if {"key", "delta"} & column.info.keys()]
         self._has_txid = any("txid" in column.info for column in table.c)
         rows = plain_table(_LIST, *(plain_column(f"v{place}") for place in range(len(self._names))))
@@ -74,10 +74,11 @@ class RowsUpsert(Upsert):
         # The condition is needed: without one SQLite's parser takes ON CONFLICT for a join's ON.
         query = select(*values.values()).where(true()).prefix_with(_HERE)
         insert: Any = sqlite.insert(table).from_select(list(values), query)
-        changes, condition = update(insert.excluded)
-        insert = insert.on_conflict_do_update(
-            index_elements=list(table.primary_key.columns), set_=changes, where=condition
-        )
+        if update is not None:
+            changes, condition = update(insert.excluded)
+            insert = insert.on_conflict_do_update(
+                index_elements=list(table.primary_key.columns), set_=changes, where=condition
+            )
         dialect = sqlite.dialect(paramstyle="qmark")
         sql = str(insert.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
         # The driver counts rows only of statements that begin with INSERT, so the list comes after that.
@@ -95,7 +96,7 @@ class RowsLookup(Lookup):
 
     def __init__(self, table: Table, columns: Mapping[str, pa.DataType]) -> None:
         quoted = sqlite.dialect().identifier_preparer.quote
-        self._keys = [column.name for column in table.primary_key.columns]
+        self._keys = [column.name for column in key_columns(table)]
         self._columns = dict(columns)
         names = [f"key{place}" for place in range(len(self._keys))]
         same = [f"t.{quoted(key)} = k.{name}" for key, name in zip(self._keys, names, strict=True)]
@@ -263,8 +264,8 @@ class SQLiteDialect(StateDialect):
     from_driver = staticmethod(sqlite_values.from_driver)
     ordering = staticmethod(sqlite_values.ordering)
 
-    def table_options(self) -> dict[str, Any]:
-        return {"sqlite_with_rowid": False}
+    def table_options(self, *, keyed: bool = True, updated: bool = True) -> dict[str, Any]:
+        return {"sqlite_with_rowid": False} if keyed else {}
 
     def merged(self, reducer: Reducer, stored: Any, delta: Any) -> ColumnElement[Any]:
         both = sqlite_values.merged(reducer.merge, stored, delta)
@@ -272,7 +273,7 @@ class SQLiteDialect(StateDialect):
             return super().merged(reducer, stored, delta)
         return func.coalesce(both, stored, delta, type_=stored.type)
 
-    def upsert(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> Upsert:
+    def upsert(self, table: Table, update: Update | None) -> Upsert:
         return RowsUpsert(table, update)
 
     def lookup(self, table: Table, columns: Mapping[str, pa.DataType]) -> Lookup:

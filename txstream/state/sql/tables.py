@@ -4,11 +4,13 @@ extended by value columns (`changes` says which may be added).
 Invariants. One transaction creates a state table and its ownership row, so a table without that row is
 somebody else's and is never adopted, altered or written. Where a database commits a creation by itself, the
 ownership row is written first and says, until the end, that the table is being created. The columns are the
-keys, then each value followed by its `prev_` (opaque), then `txid`; `Column.info` says which is which.
+keys, then each value followed by its `prev_` (opaque), then `txid`; `Column.info` says which is which. In a
+`SqlTable` only rows that may be replaced have `prev_`, and with it `prev_txid`, NULL exactly where the row's
+txid created the row: its values may be NULL themselves.
 
 Columns are added only by a leader that has raised the fence, so that nobody who does not know a column writes
 to the table. The stored declaration changes last: an interrupted migration is continued where the database
-commits each step by itself, and undone elsewhere. As for every column, the new one's prev is NULL exactly
+commits each step by itself, and undone elsewhere. As for every column, the new one's prev is NULL
 where the row's txid created the row.
 """
 
@@ -45,7 +47,7 @@ from txstream.api.errors import (
     CorruptStateError,
     StateTableError,
 )
-from txstream.api.state import PREV_PREFIX, TXID_COLUMN, SqlState
+from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN, TXID_COLUMN, SqlState
 from txstream.batch_metas import to_json
 from txstream.semantics import Semantics
 from txstream.state import declarations
@@ -70,18 +72,22 @@ def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) ->
             Column(_quoted(name), key_type, autoincrement=False, nullable=False, info={"key": True})
         )
     declarations.check_defaults(state, semantics)
+    spec = TableSpec(state, semantics, {})
     dialect.check_name(state.table, "table", state.table)
     checks: list[CheckConstraint] = []
     for field in state.value_schema:
         value_type = dialect.type_of(field, state.table)
         value = Column(
-            _quoted(field.name), value_type, nullable=semantics is not Semantics.OPAQUE, info={"delta": True}
+            _quoted(field.name),
+            value_type,
+            nullable=spec.appends or semantics is not Semantics.OPAQUE,
+            info={"delta": True},
         )
         columns.append(value)
         check = dialect.value_check(value, field.type)
         if check is not None:
             checks.append(CheckConstraint(check))
-        if semantics is Semantics.OPAQUE:
+        if spec.keeps_prev:
             columns.append(
                 Column(
                     _quoted(f"{PREV_PREFIX}{field.name}"),
@@ -90,6 +96,8 @@ def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) ->
                     info={"prev": field.name},
                 )
             )
+    if spec.appends and spec.keeps_prev:
+        columns.append(Column(PREV_TXID_COLUMN, BigInteger, nullable=True, info={"prev_txid": True}))
     if semantics is not Semantics.NON_TRANSACTIONAL:
         columns.append(Column(TXID_COLUMN, BigInteger, nullable=False, info={"txid": True}))
     for column in columns:
@@ -98,22 +106,26 @@ def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) ->
         _quoted(state.table),
         MetaData(naming_convention=_INDEX_NAMES),
         *columns,
-        PrimaryKeyConstraint(*state.key_names),
+        *([PrimaryKeyConstraint(*state.key_names)] if spec.is_keyed else []),
         *checks,
-        **_table_options(state, dialect),
+        **_table_options(spec, dialect),
     )
     if state.index_txid and semantics is not Semantics.NON_TRANSACTIONAL:
         Index(None, table.c[TXID_COLUMN])
     return table
 
 
-def _table_options(state: SqlState, dialect: StateDialect) -> dict[str, Any]:
-    options = dialect.table_options()
+def _table_options(spec: TableSpec, dialect: StateDialect) -> dict[str, Any]:
+    state, options = spec.state, dialect.table_options(keyed=spec.is_keyed, updated=_is_updated(spec))
     if state.storage:
         if (parameters := options.get("postgresql_with")) is None:
             declarations.refuse_storage(state, dialect.label)
         options["postgresql_with"] = {**parameters, **state.storage}
     return options
+
+
+def _is_updated(spec: TableSpec) -> bool:
+    return spec.state.on_conflict in (None, "replace")
 
 
 def _quoted(name: str) -> quoted_name:
@@ -380,7 +392,7 @@ def grow_table(
                 check = dialect.value_check(column, field.type) if column.name == name else None
                 connection.execute(_AddColumn(_alone(table, column, default), check))
     kept = next(name for name in spec.state.value_names if name not in added)
-    created = table.c.get(f"{PREV_PREFIX}{kept}")
+    created = table.c.get(PREV_TXID_COLUMN if spec.appends else f"{PREV_PREFIX}{kept}")
     if created is not None:
         nulls = {table.c[f"{PREV_PREFIX}{name}"]: None for name in added}
         connection.execute(update(table).where(created.is_(None)).values(nulls))

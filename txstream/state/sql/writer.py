@@ -45,9 +45,9 @@ class TableWriter:
         self._dialect = dialect
         self._table: Table = build_table(spec.state, spec.semantics, dialect)
         self._custom = custom_columns(spec)
-        self._upsert = dialect.upsert(self._table, self._update)
+        self._upsert = dialect.upsert(self._table, self._update if spec.is_keyed else None)
         self._lookup = dialect.lookup(self._table, self._looked_up())
-        if spec.semantics is Semantics.OPAQUE:
+        if spec.semantics is Semantics.OPAQUE and not spec.appends:
             values = spec.state.value_names
             # All prevs are set when a row's txid changes: the first one tells whether that txid created it.
             self._delete_created = delete(self._table).where(self._prev(values[0]).is_(None))
@@ -119,6 +119,10 @@ class TableWriter:
                         f"{field.name!r} ({format_type(field.type)}) cannot hold {base} + {delta} = "
                         f"{total}, found in {attempt}; declare a wider type"
                     ).of_row(state.table, shown_key(self.spec, deltas, row))
+        return self._explained_key(deltas, refused)
+
+    def _explained_key(self, deltas: pa.Table, refused: TxstreamError) -> StateValueError | None:
+        state = self.spec.state
         longest = max((_longest(deltas.column(name)) for name in state.key_names), default=0)
         if longest > _LONG_KEY_BYTES:
             return StateValueError(

@@ -2,7 +2,8 @@
 
 Invariants. A row is `(values, prev, txid)` and is never changed, only replaced. `values` have the Python
 types of the declared Arrow types, `prev` is as in OpaqueValue (None in other semantics), and `txid` is None
-in a non-transactional table. What the rules refuse leaves no row behind.
+in a non-transactional table. Where a row of a `SqlTable` has a `prev`, its last value is the txid before.
+What the rules refuse leaves no row behind.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from txstream.api.errors import StateValueError, TxidRegressionError
 from txstream.api.reducers import Custom, Reducer
 from txstream.api.rows import to_array
 from txstream.api.schema import format_type
+from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN
 from txstream.semantics import OpaqueValue, Semantics, TransactionalValue
 from txstream.state.reading import StoredRow
 from txstream.state.records import TableSpec
@@ -51,11 +53,42 @@ class RowRules:
     def written(
         self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
     ) -> RowValues:
-        """Return the row with a delta of this attempt's batch merged in.
+        """Return the row with a delta of this attempt's batch merged in, or written as `on_conflict` says.
 
         Raises TxidRegressionError for a row that is newer, StateValueError for a value that its column
-        cannot hold.
+        cannot hold and for a key that may not be written again.
         """
+        if self.spec.appends:
+            return self._appended(stored, delta, attempt, key)
+        return self._added(stored, delta, attempt, key)
+
+    def _appended(
+        self, stored: RowValues | None, row: Values, attempt: TransactionAttempt, key: Key
+    ) -> RowValues:
+        spec, replaces = self.spec, self.spec.state.on_conflict == "replace"
+        if spec.semantics is Semantics.NON_TRANSACTIONAL:
+            return (row if stored is None or replaces else stored[0]), None, None
+        if stored is None:
+            return row, None, attempt.txid
+        before = _txid(stored)
+        if before > attempt.txid:
+            raise self._regression(before, attempt, key)
+        if before == attempt.txid or spec.state.on_conflict == "ignore":
+            return stored
+        if replaces:
+            return row, (*stored[0], before) if spec.keeps_prev else None, attempt.txid
+        shown = ", ".join(
+            f"{name}={one!r:.60}" for name, one in zip(spec.state.value_names, row, strict=True)
+        )
+        raise StateValueError(
+            f"table {spec.state.table!r}: key {self.shown(key)} is there since txid {before}, and {attempt} "
+            f"has another row of this key: ({shown}); give each row a key of its own, or choose "
+            f"on_conflict='ignore' or 'replace'"
+        )
+
+    def _added(
+        self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
+    ) -> RowValues:
         txid = attempt.txid
 
         def combine(base: Values, more: Values) -> Values:
@@ -85,14 +118,22 @@ class RowRules:
                     return (delta if stored is None else combine(stored[0], delta)), None, None
         except TxidRegressionError as error:
             assert stored is not None
-            raise TxidRegressionError(
-                f"table {self.spec.state.table!r}, key {self.shown(key)}: the row carries txid {stored[2]}, "
-                f"newer than {attempt}, which was about to be written; the table holds results of another "
-                f"run of this topology"
-            ) from error
+            raise self._regression(_txid(stored), attempt, key) from error
+
+    def _regression(self, stored: Txid, attempt: TransactionAttempt, key: Key) -> TxidRegressionError:
+        return TxidRegressionError(
+            f"table {self.spec.state.table!r}, key {self.shown(key)}: the row carries txid {stored}, newer "
+            f"than {attempt}, which was about to be written; the table holds results of another run of this "
+            f"topology"
+        )
 
     def restored(self, stored: RowValues, txid: Txid) -> RowValues | None:
         """Return what is left of an opaque row when batch `txid` is undone; None when `txid` created it."""
+        if self.spec.appends:
+            _values, prev, written = stored
+            if written != txid:
+                return stored
+            return None if prev is None else (prev[:-1], prev, prev[-1])
         left = _opaque(stored).restore(txid)
         return None if left is None else (left.value, left.prev, left.txid)
 
@@ -108,8 +149,10 @@ class RowRules:
         row = dict(zip(state.key_names, key, strict=True))
         for place, name in enumerate(state.value_names):
             row[name] = values[place]
-            if self.spec.semantics is Semantics.OPAQUE:
-                row[f"prev_{name}"] = None if prev is None else prev[place]
+            if self.spec.keeps_prev:
+                row[f"{PREV_PREFIX}{name}"] = None if prev is None else prev[place]
+        if self.spec.appends and self.spec.keeps_prev:
+            row[PREV_TXID_COLUMN] = None if prev is None else prev[-1]
         if txid is not None:
             row["txid"] = txid
         return row
@@ -120,7 +163,7 @@ class RowRules:
         return StoredRow(
             dict(zip(state.key_names, key, strict=True)),
             dict(zip(state.value_names, values, strict=True)),
-            None if prev is None else dict(zip(state.value_names, prev, strict=True)),
+            None if prev is None else dict(zip(state.value_names, prev[: len(values)], strict=True)),
             None if txid is None else Txid(txid),
             unfinished,
         )
@@ -179,8 +222,10 @@ def grower(before: TableSpec, now: TableSpec) -> Callable[[RowValues], RowValues
     }
 
     def with_defaults(values: Values) -> Values:
-        known = dict(zip(before.state.value_names, values, strict=True))
-        return tuple(known[name] if name in known else defaults[name] for name in now.state.value_names)
+        width = len(before.state.value_names)
+        known = dict(zip(before.state.value_names, values[:width], strict=True))
+        found = (known[name] if name in known else defaults[name] for name in now.state.value_names)
+        return (*found, *values[width:])  # the `prev` of a `SqlTable` ends with the txid before
 
     def grow(row: RowValues) -> RowValues:
         values, prev, txid = row

@@ -118,12 +118,13 @@ class StoreReading(StateReading):
     def _as_committed(self, rules: RowRules, key: Key, row: RowValues) -> StoredRow | None:
         """Return a row as of the last committed batch, as far as it knows; None if it did not exist."""
         unfinished = row[2] is not None and row[2] > self._as_of
-        if not unfinished or rules.spec.semantics is not Semantics.OPAQUE:
+        if not unfinished or not _stored(self._owners[rules.spec.state.table]).tells_before:
             return rules.shown_row(key, row, unfinished=unfinished)
-        return None if row[1] is None else rules.shown_row(key, (row[1], None, None), unfinished=True)
+        before = None if row[1] is None else row[1][: len(row[0])]
+        return None if before is None else rules.shown_row(key, (before, None, None), unfinished=True)
 
 
 def _stored(owner: Owner) -> StoredTable:
     spec = declared_spec(owner)
     key, value = parse_schema(spec.state.key), parse_schema(spec.state.value)
-    return StoredTable(owner.table, key, value, spec.semantics, owner.uuid)
+    return StoredTable(owner.table, key, value, spec.semantics, owner.uuid, spec.state.on_conflict)

@@ -1,0 +1,116 @@
+"""`SqlAppendBolt`: the committer that writes tuples as rows of a SQL table, each exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txstream.api.bolts import OutputFieldsDeclarer, StateCommitter
+from txstream.api.errors import StateValueError, TopologyError
+from txstream.api.reducers import Put
+from txstream.api.schema import format_type
+from txstream.api.state import SqlTable
+from txstream.api.tuples import Chunk, Tuple
+from txstream.bolts.sql import holds
+from txstream.row_fold import RowFold
+
+_PLACE = ("topic", "partition", "offset")
+
+
+class SqlAppendBolt(StateCommitter):
+    """Writes each tuple as a row: `SqlAppendBolt(SqlTable("orders", "customer string, amount double"))`.
+
+    Columns are filled from the input's fields of the same names, in any grouping. With "ignore" or "replace",
+    several rows of one key in one batch become one: the first, or the last, in the order of the fields
+    `order_by`, by default those of topic, partition and offset that the input has. Across batches the order
+    is that of the batches. A tuple with a null or NaN in its key, or with NaN in a value, ends the run with
+    StateValueError; so does a second row of one key where `on_conflict` is "fail".
+    """
+
+    state: SqlTable
+
+    def __init__(self, table: SqlTable, *, order_by: str | Sequence[str] = ()) -> None:
+        if not isinstance(table, SqlTable):
+            raise TopologyError(f"SqlAppendBolt takes a SqlTable, not {type(table).__name__}")
+        self.state = table
+        self.reducers = {name: Put() for name in table.value_names}
+        self.order_by = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+        self._asked_order = self.order_by
+        if self.order_by and table.on_conflict == "fail":
+            raise TopologyError(
+                f"table {table.table!r}: order_by chooses between rows of one key, which on_conflict='fail' "
+                f"refuses; leave it out"
+            )
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        table = self.state
+        for column in (*table.key_schema, *table.value_schema):
+            if any(column.name not in schema.names for schema in declarer.inputs):
+                raise TopologyError(
+                    f"component {declarer.component!r}: its input has no field {column.name!r} for that "
+                    f"column of table {table.table!r}{_remedy(column.name)}"
+                )
+            found = declarer.input_field(column.name).type
+            is_key = column.name in table.key_names
+            if not (found.equals(column.type) or (not is_key and holds(column.type, found))):
+                raise TopologyError(
+                    f"component {declarer.component!r}: column {column.name!r} of table {table.table!r} is "
+                    f"{format_type(column.type)}, the field is {format_type(found)}"
+                )
+        if table.on_conflict != "fail":
+            self._check_order(declarer)
+        self.fold = RowFold(table, self.order_by)
+
+    def _check_order(self, declarer: OutputFieldsDeclarer) -> None:
+        if not self._asked_order:
+            self.order_by = tuple(
+                name for name in _PLACE if all(name in schema.names for schema in declarer.inputs)
+            )
+        if not self.order_by:
+            raise TopologyError(
+                f"component {declarer.component!r}: say by order_by= which fields order the rows of one key "
+                f"in a batch; the input has no topic, partition or offset"
+            )
+        for name in self.order_by:
+            declarer.input_field(name)
+
+    def execute(self, tup: Tuple) -> None:
+        self.execute_chunk(
+            Chunk(tup._chunk.batch.slice(tup._row, 1), tup.source_component, tup.source_stream)
+        )
+
+    def execute_chunk(self, chunk: Chunk) -> None:
+        for name in self.state.key_names:
+            column = chunk.batch.column(chunk.index[name])
+            if column.null_count:
+                self._refuse(chunk, pc.is_null(column), f"key column {name!r}", "a null")
+        for name in (*self.state.key_names, *self.state.value_names):
+            column = chunk.batch.column(chunk.index[name])
+            if pa.types.is_floating(column.type):
+                wrong = pc.fill_null(pc.is_nan(column), fill_value=False)
+                if pc.any(wrong).as_py():
+                    self._refuse(chunk, wrong, f"column {name!r}", "nan")
+        self.fold.add(chunk.batch)
+
+    def _refuse(self, chunk: Chunk, wrong: pa.Array, what: str, got: str) -> None:
+        row = pc.index(wrong, pa.scalar(True)).as_py()
+        found = next(iter(Chunk(chunk.batch.slice(row, 1), chunk.source_component).tuples()))
+        raise StateValueError(
+            f"{what} of table {self.state.table!r} got {got}, in {found!r}; filter such tuples out before "
+            f"the table"
+        )
+
+    def deltas(self) -> pa.Table:
+        """Return this task's rows as `RowFold.partial` does: keys, then values, then what orders them."""
+        return self.fold.partial()
+
+
+def _remedy(name: str) -> str:
+    if name not in _PLACE:
+        return ""
+    return (
+        "; let the source emit it (KafkaSource(..., kafka_columns=('topic', 'partition', 'offset'))) and "
+        "every bolt in between pass it on, or give the table a key of its own (key=)"
+    )

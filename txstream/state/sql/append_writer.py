@@ -1,0 +1,127 @@
+"""Writing a `SqlTable`: rows that are not merged, as SQL.
+
+Invariants. A row that carries the batch's txid is written once: its second write changes nothing, because it
+is the same row. `restore` removes what an earlier attempt of an opaque batch wrote: such a row is deleted,
+or, if it replaced another, gives that row back with its txid. So after it no row carries the batch's txid.
+Older rows are kept, replaced or refused, as `on_conflict` says; newer ones end the transaction, as in every
+table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import Connection, case, delete, update
+
+from txstream.api.errors import StateValueError, TxidRegressionError, TxstreamError
+from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN, TXID_COLUMN
+from txstream.semantics import Semantics
+from txstream.state.records import TableSpec
+from txstream.state.sql.dialect import StateDialect, Touch
+from txstream.state.sql.writer import TableWriter
+from txstream.state.values import chunks, shown_key, shown_values
+from txstream.transaction import TransactionAttempt
+
+_BULK_ROWS = 200  # fewer are not worth a savepoint
+
+
+class AppendWriter(TableWriter):
+    """The prepared statements of one table of rows as they come."""
+
+    def __init__(self, spec: TableSpec, dialect: StateDialect) -> None:
+        super().__init__(spec, dialect)
+        columns = self._table.c
+        # Where keys are expected to be there already, the upsert finds out at once.
+        is_new = spec.state.on_conflict == "fail"
+        self._bulk = dialect.bulk_insert(self._table) if is_new else None
+        self._undo: list[Any] = []
+        if spec.semantics is not Semantics.NON_TRANSACTIONAL:
+            self._undo.append(delete(self._table))
+        if spec.keeps_prev:
+            created = columns[PREV_TXID_COLUMN].is_(None)
+            before = {columns[name]: columns[f"{PREV_PREFIX}{name}"] for name in spec.state.value_names}
+            before[columns[TXID_COLUMN]] = columns[PREV_TXID_COLUMN]
+            self._undo = [delete(self._table).where(created), update(self._table).values(before)]
+
+    def restore(self, connection: Connection, txid: int) -> None:
+        for statement in self._undo:
+            connection.execute(statement.where(self._table.c[TXID_COLUMN] == txid))
+
+    def write(
+        self, connection: Connection, attempt: TransactionAttempt, deltas: pa.Table, answered: Touch
+    ) -> None:
+        """Write prepared rows. Raises StateValueError for a key that an earlier batch has written, if that is
+        to fail, and TxidRegressionError."""
+        if self._bulk is not None and deltas.num_rows >= _BULK_ROWS:
+            for chunk in chunks(deltas, self._bulk.chunk_rows):
+                if not self._bulk.execute(connection, chunk, attempt.txid):
+                    self._upserted(connection, attempt, chunk, answered)
+                answered()
+            return
+        self._upserted(connection, attempt, deltas, answered)
+
+    def _upserted(
+        self, connection: Connection, attempt: TransactionAttempt, deltas: pa.Table, answered: Touch
+    ) -> None:
+        """Write rows that may be there."""
+        for chunk in chunks(deltas, self._upsert.chunk_rows):
+            written = self._upsert.execute(connection, chunk, attempt.txid)
+            answered()
+            if written != chunk.num_rows:
+                raise self._refused(connection, attempt, chunk)
+
+    def explain(
+        self,
+        connection: Connection,
+        attempt: TransactionAttempt,
+        deltas: pa.Table,
+        refused: TxstreamError,
+    ) -> StateValueError | None:
+        return self._explained_key(deltas, refused)
+
+    def _looked_up(self) -> dict[str, pa.DataType]:
+        found = {field.name: field.type for field in self.spec.state.value_schema}
+        if self.spec.semantics is not Semantics.NON_TRANSACTIONAL:
+            found[TXID_COLUMN] = pa.int64()
+        return found
+
+    def _stored(self, connection: Connection, txid: int, keys: pa.Table) -> tuple[pa.Array, pa.Table]:
+        """Return the existing rows of these keys as they are now."""
+        numbers, columns = self._lookup.find(connection, keys)
+        return pa.array(numbers, pa.int64()), pa.table(dict(columns))
+
+    def _update(self, excluded: Any) -> tuple[dict[str, Any], Any]:
+        spec, columns = self.spec, self._table.c
+        values, replaces = spec.state.value_names, spec.state.on_conflict == "replace"
+        if spec.semantics is Semantics.NON_TRANSACTIONAL:
+            return {name: excluded[name] if replaces else columns[name] for name in values}, None
+        stored, txid = columns[TXID_COLUMN], excluded[TXID_COLUMN]
+        if not replaces:
+            allowed = stored == txid if spec.state.on_conflict == "fail" else stored <= txid
+            return {column.name: column for column in columns if "key" not in column.info}, allowed
+        same_batch = stored == txid
+        changes: dict[str, Any] = {TXID_COLUMN: txid}
+        for name in values:
+            changes[name] = case((same_batch, columns[name]), else_=excluded[name])
+            if spec.keeps_prev:
+                prev = self._prev(name)
+                changes[prev.name] = case((same_batch, prev), else_=columns[name])
+        if spec.keeps_prev:
+            prev = columns[PREV_TXID_COLUMN]
+            changes[prev.name] = case((same_batch, prev), else_=stored)
+        return changes, stored <= txid
+
+    def _refused(
+        self, connection: Connection, attempt: TransactionAttempt, chunk: pa.Table
+    ) -> StateValueError | TxidRegressionError:
+        if self.spec.state.on_conflict == "fail":
+            for row, stored in self._stored_rows(connection, attempt.txid, chunk):
+                if stored[TXID_COLUMN] < attempt.txid:
+                    return StateValueError(
+                        f"table {self.spec.state.table!r}: key {shown_key(self.spec, chunk, row)} is there "
+                        f"since txid {stored[TXID_COLUMN]}, and {attempt} has another row of this key: "
+                        f"{shown_values(self.spec, chunk, row)}; give each row a key of its own, or "
+                        f"choose on_conflict='ignore' or 'replace'"
+                    )
+        return self._regression(connection, attempt, chunk)
