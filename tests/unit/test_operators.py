@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from txstream.transaction import Epoch, TransactionAttempt
 from txstream.waiting import RunAbortedError, WaitStoppedError
 from txstream.zookeeper import (
     ASSIGNMENT,
+    EDGES,
     ROOT,
     Answer,
     Kind,
@@ -118,7 +120,12 @@ def tasks_of_words(result: BatchResult) -> dict[str, int]:
 
 
 def written(world: World) -> Assignment | None:
-    return MemoryProgress(world.tree, PATHS.topology_id, MetaCodec(Paths)).notes.get(ASSIGNMENT)
+    notes = MemoryProgress(world.tree, PATHS.topology_id, MetaCodec(Paths)).notes
+    found, passed = notes.get(ASSIGNMENT), notes.get(EDGES)
+    if found is None or passed is None:
+        return found
+    assert (found.txid, found.attempt) == (passed.txid, passed.attempt)
+    return replace(found, edges=passed.edges)
 
 
 # --- slots change between two batches --------------------------------------------------------------------

@@ -351,7 +351,9 @@ class App:
         )
 
     def _refused(self, request: Request, error: HTTPException) -> Response:
-        words = error.detail if error.status_code == 403 else f"{request.url.path}: {_small(error.detail)}"
+        # Starlette writes its own in capitals; an unexpected error names a class.
+        told = error.detail if error.status_code >= 500 else error.detail.lower()
+        words = error.detail if error.status_code == 403 else f"{request.url.path}: {told}"
         if request.url.path.startswith("/api/"):
             return JSONResponse({"error": words}, error.status_code)
         return self._pages.show("wrong", id=None, words=words, live=None, data=None, status=error.status_code)
@@ -360,11 +362,6 @@ class App:
         log.error("%s: unexpected %s", request.url.path, type(error).__name__, exc_info=error)
         words = f"unexpected {type(error).__name__}; the output of `txstream ui` has the traceback"
         return self._refused(request, HTTPException(500, words))
-
-
-def _small(words: str) -> str:
-    """Return words as they stand after a colon."""
-    return f"{words[:1].lower()}{words[1:]}"
 
 
 def status_of(error: TxstreamError) -> int:
