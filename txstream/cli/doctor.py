@@ -43,8 +43,11 @@ def doctor(
     ] = None,
     no_spark: Annotated[bool, typer.Option("--no-spark", help="Start no Spark and ask no executor.")] = False,
 ) -> int:
-    """Look at all that a run needs: Java, packages, ports, services, clocks, Spark. Exit status 1 if
-    something is wrong; each such line says what mends it. Nothing that stays is written."""
+    """Look at all that a run needs, and say what mends it.
+
+    Java, packages, ports, services, clocks, Spark and its executors. Exit status 1 if something is wrong.
+    Nothing that stays is written.
+    """
     from txstream.cli.run import existing_files
     from txstream.packaging import holds_framework
 
