@@ -4,6 +4,7 @@ the same class. What must be in the table is said row by row, and read with plai
 from __future__ import annotations
 
 import contextlib
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -283,7 +284,9 @@ class TestAppended:
     ) -> None:
         texts = ["\\N", "a\tb", "line\nbreak\r", "\\", "\\.", "", None, "'\"{},", "é\u4e16\U0001f600"]
         rig = joined(
-            database, url, named_table(semantics, "fail", "note string, raw binary, x double, ok boolean")
+            database,
+            url,
+            named_table(semantics, "fail", "note string, raw binary, x double, ok boolean, at timestamp"),
         )
         given = {
             number: (
@@ -291,6 +294,7 @@ class TestAppended:
                 None if number % 5 == 0 else bytes([number % 256, 0, 92, 10]),
                 None if number % 4 == 0 else number * 1.1e17,
                 [True, False, None][number % 3],
+                None if number % 9 == 0 else datetime(1, 1, 2, 3, 4, 5, number, tzinfo=UTC),
             )
             for number in range(400)
         }
@@ -304,7 +308,10 @@ class TestAppended:
             )
             for row in read_rows(url, "names")
         }
-        assert found == given
+        assert found == {number: values[:4] for number, values in given.items()}
+        with rig.database.read_state("words") as reading:
+            times = {row.key["id"]: row.value["at"] for row in reading.top("names", 500)}
+        assert times == {number: values[4] for number, values in given.items()}
 
     def test_rows_of_a_replay_beside_new_ones(self, database: StateDatabase, url: str) -> None:
         """Some of a large batch's rows are there from an attempt that died, others are not."""
