@@ -78,6 +78,7 @@ def topology(name: str, topic: str, records: int, letters: bool) -> Topology:
         spout,
         parallelism=2,
         message_timeout_seconds=300,
+        resident_tasks=0,  # whose job would be counted, too
         dead_letters=DeadLetters() if letters else None,
         resident_tasks=0,  # each would be one more job
     )

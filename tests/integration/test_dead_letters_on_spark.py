@@ -241,7 +241,7 @@ def test_a_driver_is_killed_in_an_isolating_attempt_and_in_a_retry_on_spark_with
     launcher: Launcher, postgres_url: str, unique: str
 ) -> None:
     launcher = replace(launcher, database=postgres_url)
-    search, retry = ["after/found_in/1", "before/_processed/1", *AMENDED], ["before/_processed/4"]
+    search, retry = ["after/found_in/1", "after/amend/1"], ["before/_processed/4"]
     kill_in_every_step(launcher, unique, "transactional", search, ["inside-commit"], retry)
 
 
