@@ -80,7 +80,6 @@ def topology(name: str, topic: str, records: int, letters: bool) -> Topology:
         message_timeout_seconds=300,
         resident_tasks=0,  # whose job would be counted, too
         dead_letters=DeadLetters() if letters else None,
-        resident_tasks=0,  # each would be one more job
     )
     builder.set_bolt("check", Check(), parallelism=2).fields_grouping("orders", "user")
     state = SqlState(name, key="user string", value="n bigint, amount bigint")

@@ -56,7 +56,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 # No test has a time limit: several processes share the cores.
-hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("untimed")
 
 
