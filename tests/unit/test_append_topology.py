@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from txstream import (
+    DeadLetters,
     MemorySpout,
     NonTransactionalSpout,
     OpaqueSpout,
@@ -97,6 +98,27 @@ def test_a_second_row_of_a_key_ends_the_run_and_names_both(tmp_path: Path) -> No
     ):
         test.run()
     assert stored(tmp_path / "s.db", "customer, amount, txid", "last") == [("c0", 0, 1), ("c1", 1, 1)]
+
+
+@pytest.mark.parametrize("name", SPOUTS)
+def test_a_second_row_of_a_key_becomes_a_dead_letter(name: str, tmp_path: Path) -> None:
+    """If the first one is in the table already. Two rows of one batch fail only together, and end the run."""
+    table = SqlTable("last", "amount bigint", key="customer string")
+    database = f"sqlite:///{tmp_path / 's.db'}"
+    rows = [("orders", 0, offset, customer, offset) for offset, customer in enumerate("abacdd")]
+    with (
+        MemorySpout(FIELDS, {"p0": rows}, max_records_per_partition=2) as source,
+        TopologyTest(
+            appending(source, SPOUTS[name], table, dead_letters=DeadLetters(max_share=1.0)), database=database
+        ) as test,
+        pytest.raises(StateValueError, match="two rows of one batch have the key customer='d'"),
+    ):
+        test.run()
+    assert stored(tmp_path / "s.db", "customer, amount, txid", "last") == [
+        ("a", 0, 1), ("b", 1, 1), ("c", 3, 2)
+    ]  # fmt: skip
+    dead = stored(tmp_path / "s.db", "place, component, exception", "txstream_dead_letter")
+    assert dead == [("p0@2", "store", "StateValueError")]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""COPY: rows that are new go into PostgreSQL as a stream of text, which Arrow makes a column at a time.
-
-Measured on rows of seven columns, this takes a third of the time of INSERT ... SELECT FROM unnest.
-"""
+"""COPY: rows that are new go into PostgreSQL as a stream of text, which Arrow makes a column at a time."""
 
 from __future__ import annotations
 
