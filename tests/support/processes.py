@@ -18,11 +18,11 @@ _ON_SPARK = ("spark", "dataframe", "recomputation", "replay", "word_count")
 def process_of(nodeid: str) -> str:
     """Return a name; tests of the same name run in one process, one after the other.
 
-    Tests in `integration/` form five groups. Files that end with `_mysql.py` use MariaDB and MySQL and
-    nothing else; those of `_postgres.py` use a PostgreSQL of their own. Those named for Spark share a
-    session, those named for Kafka or the embedded services use no database server, and the others share the
-    remaining services. All other tests are grouped by file: each file of `acceptance/` starts its own
-    services, and unit tests have none.
+    Tests in `integration/` form five groups. Files that end with `_mysql.py` use MariaDB and MySQL, and
+    embedded services where drivers run over them; those of `_postgres.py` use a PostgreSQL of their own.
+    Those named for Spark share a session, those named for Kafka or the embedded services use no database
+    server, and the others share the remaining services. All other tests are grouped by file: each file of
+    `acceptance/` starts its own services, and unit tests have none.
     """
     file = nodeid.partition("::")[0]
     if not file.startswith("tests/integration/"):

@@ -199,8 +199,9 @@ def test_map_states_in_memory_are_refused_where_bolts_run_elsewhere() -> None:
 
 
 class NoZooKeeper:
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
+    @classmethod
+    def of(cls, settings: Settings) -> NoZooKeeper:
+        return cls()
 
     def start(self) -> None:
         pass

@@ -366,5 +366,5 @@ def test_tuples_for_the_commit_phase_are_counted_in_it_and_not_before() -> None:
         if received == 2:
             collect_result(plan, attempt(1), answers, 0.0, 1, crossing=processed.crossing)
             continue
-        with pytest.raises(ShortBatchError, match=r"'ends' got 1 tuples (less|more) from stream"):
+        with pytest.raises(ShortBatchError, match=r"'ends' got 1 tuple (less|more) from stream"):
             collect_result(plan, attempt(1), answers, 0.0, 1, crossing=processed.crossing)

@@ -96,7 +96,7 @@ class PartitionCoordinator(ABC, Generic[Meta]):
 
     def services_away(self) -> Mapping[str, str]:
         """Return which services besides the log do not answer now though emitters need them, each with the
-        reason: "the schema registry at http://...". Asked after an attempt has failed with
+        reason: "the schema registry at registry:8081". Asked after an attempt has failed with
         ServiceUnavailableError; the next one waits for them."""
         return {}
 

@@ -36,7 +36,7 @@ _MOST_HANGING = 3
 """Each costs minutes, and when all records hang, it is no record."""
 
 
-class HangingError(BoltError):
+class _HangingError(BoltError):
     """A trial took too long and was ended."""
 
     kind = BatchTimeoutError.__name__
@@ -113,7 +113,7 @@ class Isolation(Generic[T]):
             found = search.retry(metas) if metas.retried else search.run(metas)
             self._unfinished.discard(attempt.txid)
             return found
-        except HangingError as error:
+        except _HangingError as error:
             raise BatchTimeoutError(str(error)) from error
         finally:
             self._forget(attempt)
@@ -190,7 +190,7 @@ class _Search(Generic[T]):
 
     def _passing_now(self, whole: BatchMetas[Any]) -> list[Found]:
         """Return the records at which user code hung, and does so no more."""
-        hung = [one for one in self._found if one.record.exception == HangingError.kind]
+        hung = [one for one in self._found if one.record.exception == _HangingError.kind]
         return [one for one in hung if self.failure(alone_in(whole, one.record)) is None]
 
     def retry(self, metas: BatchMetas[Any]) -> Isolated[T]:
@@ -230,7 +230,7 @@ class _Search(Generic[T]):
             # One more than may become dead letters: more would tell nothing else.
             found += isolation._find(self._attempt, parts, most=max(self._left + 1, len(parts)))
         except Exception as error:
-            is_hanging = isinstance(self._explained(error), HangingError)
+            is_hanging = isinstance(self._explained(error), _HangingError)
             if self._is_wanted() and not is_hanging:
                 isolation._unfinished.discard(txid)
             if not may_be_a_record(error) and not is_hanging:
@@ -256,7 +256,7 @@ class _Search(Generic[T]):
 
     def _note(self, error: Exception) -> None:
         """Keep the first error, for a run that ends with it. That user code hung ends none."""
-        if self._first is None or isinstance(self._first, HangingError):
+        if self._first is None or isinstance(self._first, _HangingError):
             self._first = error
 
     def _add(self, place: tuple[str, int], error: Exception) -> None:
@@ -271,7 +271,7 @@ class _Search(Generic[T]):
             vars(self._first)["ends_run"] = True
             raise self._first
         kind = getattr(error, "kind", None) or type(error).__name__
-        if isinstance(error, HangingError):
+        if isinstance(error, _HangingError):
             self._hanging += 1
             if self._hanging > _MOST_HANGING:
                 raise error
@@ -303,7 +303,7 @@ class _Search(Generic[T]):
         isolation, attempt = self._isolation, self._attempt
         if isolation._ended.get(attempt) != isolation._trials[attempt]:
             return error
-        return HangingError(f"{attempt}: a part of it was not processed in time (message_timeout_seconds)")
+        return _HangingError(f"{attempt}: a part of it was not processed in time (message_timeout_seconds)")
 
     def _begin_trial(self) -> None:
         if not self._is_wanted():
