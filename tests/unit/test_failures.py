@@ -102,19 +102,29 @@ def test_a_name_that_the_driver_does_not_know_is_a_bolt_error() -> None:
         assert type(Failure(name, "x", "split", None, "").to_error(attempt(1))) is BoltError
 
 
-def test_the_ledger_has_the_traceback_of_the_newest_failed_attempt() -> None:
+def test_the_ledger_has_the_tracebacks_of_failed_attempts_each_once() -> None:
     failures = TxidFailures()
-    for number, words in enumerate(("first", "second"), 1):
+    for number, words in enumerate(("first", "second", "second"), 1):
         failures.add(travel(describe(caught(ValueError(words)), "split", 0)), attempt(5, number))
-    failures.add(ValueError("of the driver itself"), attempt(5, 3))
+    failures.add(ValueError("of the driver itself"), attempt(5, 4))
     at = datetime(2026, 1, 2, tzinfo=UTC)
     kept: list[Any] = json.loads(json.dumps(failures.for_ledger(BatchMetas(), dict)))
+    assert ["traceback" in one for one in kept] == [True, False, True, False]
     given: Any = ("db", "u", 1, Semantics.OPAQUE, "committed", 1, 1, at, at, at, None, {})
     row = LedgerEntry(*given)
-    assert [one.traceback for one in failed_attempts(replace(row, details={"attempts": kept}))] == [None] * 3
-    failures.add(travel(describe(caught(ValueError("last")), "split", 0)), attempt(5, 4))
-    kept = json.loads(json.dumps(failures.for_ledger(BatchMetas(), dict)))
-    *earlier, newest = failed_attempts(replace(row, details={"attempts": kept}))
-    assert [one.traceback for one in earlier] == [None] * 3
-    assert newest.traceback is not None
-    assert "ValueError: last" in newest.traceback
+    first, second, third, own = failed_attempts(replace(row, details={"attempts": kept}))
+    assert first.traceback is not None
+    assert "ValueError: first" in first.traceback
+    assert second.traceback is not None
+    assert "ValueError: second" in second.traceback
+    assert (third.traceback, own.traceback) == (second.traceback, None)
+
+
+def test_the_newest_tracebacks_get_the_room_that_the_ledger_has() -> None:
+    failures = TxidFailures()
+    for number in range(10):
+        failures.add(
+            travel(describe(caught(ValueError(f"{number}" * 5_000)), "split", 0)), attempt(5, number + 1)
+        )
+    kept = failures.for_ledger(BatchMetas(), dict)
+    assert ["traceback" in one for one in kept] == [False] * 7 + [True] * 3

@@ -250,17 +250,22 @@ def failed_attempts(found: LedgerEntry) -> list[FailedAttempt]:
     """Return the attempts that failed before the one of this row, as far as the row has them."""
     listed = found.details.get("attempts")
     if isinstance(listed, list) and listed:
-        return [
-            FailedAttempt(
-                None if _whole(one.get("attempt")) is None else AttemptId(one["attempt"]),
-                str(one.get("error")),
-                _time(one.get("failed_at")),
-                **_held(one, found.metas),
-                traceback=None if one.get("traceback") is None else str(one["traceback"]),
+        failed, newer = [], None
+        for one in reversed(listed):
+            if not isinstance(one, Mapping):
+                continue
+            own = one.get("traceback")
+            newer = newer if own is None else str(own)
+            failed.append(
+                FailedAttempt(
+                    None if _whole(one.get("attempt")) is None else AttemptId(one["attempt"]),
+                    str(one.get("error")),
+                    _time(one.get("failed_at")),
+                    **_held(one, found.metas),
+                    traceback=newer if own is not None or one.get("same_traceback") is True else None,
+                )
             )
-            for one in listed
-            if isinstance(one, Mapping)
-        ]
+        return failed[::-1]
     # Rows of an older txstream have only the last error.
     return [FailedAttempt(None, found.error, None)] if found.error else []
 

@@ -272,7 +272,7 @@ class PartitionRange:
 class FailedAttempt:
     """An attempt of a batch that failed before another one committed it. `ranges` is what it held, or None if
     unknown. `left_out` are the partitions that it left out. `more` counts the ranges and left-out partitions
-    for which the ledger had no room. `traceback` is that of user code, which only the newest has."""
+    for which the ledger had no room. `traceback` is that of user code, as far as the ledger had room."""
 
     attempt: AttemptId | None
     error: str

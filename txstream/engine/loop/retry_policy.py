@@ -33,6 +33,7 @@ Measured: 5 to 8 s on two busy cores for a job that then takes 0.25 s. A cluster
 
 _KEPT_FAILURES = 10
 _LONGEST_TRACEBACK = 4_000  # characters; its end says most
+_KEPT_TRACEBACKS = 12_000  # characters, of one txid
 # For all attempts of a batch together: the ledger row of a wide topic must not grow with every failure.
 _KEPT_RANGES = 500
 _LONGEST_MESSAGE = 1_000
@@ -177,11 +178,18 @@ class TxidFailures:
     ) -> tuple[Mapping[str, Any], ...]:
         """Return the latest failures, oldest first, as the ledger keeps them. `same` says that the attempt
         held what is committed now; otherwise there are its `ranges` and what it `left_out`. The newest
-        failures get the room first; `more` is how many partitions found none. Only the newest has a
-        `traceback`."""
+        failures get the room first; `more` is how many partitions found none. A `traceback` that a newer
+        failure has too is kept once: `same_traceback`."""
         room, kept = _KEPT_RANGES, []
-        for number, (full, held) in enumerate(reversed(self.last)):
-            document = {name: value for name, value in full.items() if not number or name != "traceback"}
+        text_room, newer = _KEPT_TRACEBACKS, None
+        for full, held in reversed(self.last):
+            document = dict(full)
+            found = document.pop("traceback", None)
+            if found is not None and found == newer:
+                document["same_traceback"] = True
+            elif found is not None and len(found) <= text_room:
+                document["traceback"] = newer = found
+                text_room -= len(found)
             if (held.partitions, held.unavailable.keys()) == (
                 committed.partitions,
                 committed.unavailable.keys(),
