@@ -72,7 +72,9 @@ class Desk:
         for name, call in {"txstream": typed, "python": ""}.items():
             (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {call} "$@"\n')
             (programs / name).chmod(0o755)
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("TXSTREAM_")}
+        ours = {
+            name: value for name, value in os.environ.items() if not name.startswith(("TXSTREAM_", "PYTEST_"))
+        }
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         self.environment = {
             **ours,

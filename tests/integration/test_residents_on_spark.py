@@ -33,6 +33,7 @@ from support.on_spark import (
 from txstream.api.errors import BatchFailedError, BoltError, TxstreamError
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.execution_plan import ExecutionPlan
+from txstream.engine.batch.sizing import RecordCost
 from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.testing import InProcessRunner
 
@@ -214,6 +215,7 @@ def test_residents_leave_their_cores_to_wide_batches_and_come_back_for_small_one
     with runner_of(spark, captured(row_of([Same()]), unique), width=None) as runner:
         for txid in (1, 2):
             assert runner._residents._connected, "one wide batch alone sends nobody away"
+            runner._cost = RecordCost()  # how wide a batch is must not depend on this machine's speed
             assert runner.run(attempt(txid), ranges(a=3_000, b=3_000)).width == 2
         check_that_they_come_back(spark, runner, counted_jobs)
 
