@@ -34,26 +34,27 @@ def in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-def show_live(html: Callable[[], str], is_running: Callable[[], bool]) -> None:
-    """Show what `html` returns below the cell, and replace it there while `is_running`, by a thread. The last
-    replacement is made after that."""
+def show_live(html: Callable[[], str], shown_run: threading.Thread) -> threading.Thread:
+    """Show what `html` returns below the cell, and replace it there while `shown_run` lives, by the thread
+    that is returned. It makes the last replacement as soon as the run has ended, and ends."""
     ipython: Any = import_module("IPython.display")  # the kernel has it, whatever is installed here
     shown = html()
     handle = ipython.display(ipython.HTML(shown), display_id=True)
-    pause = threading.Event()
 
     def follow() -> None:
         nonlocal shown
         goes_on = True
         while goes_on:
-            pause.wait(_UPDATE_SECONDS)
-            goes_on = is_running()
+            shown_run.join(_UPDATE_SECONDS)
+            goes_on = shown_run.is_alive()
             now = html()
             if now != shown:
                 shown = now
                 handle.update(ipython.HTML(now))
 
-    threading.Thread(target=follow, name="txstream-notebook", daemon=True).start()
+    follower = threading.Thread(target=follow, name="txstream-notebook", daemon=True)
+    follower.start()
+    return follower
 
 
 class Tabular(ABC):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from support.topologies import eight_components, word_count
 from support.tracked import Lines, Split
 
-from txstream import Settings, TopologyBuilder, notebook, start
+from txstream import Settings, TopologyBuilder, UsageError, notebook, start
 from txstream.embedded.process import wait_until
 from txstream.notebook import html_table
 from txstream.report import RunReport
@@ -129,11 +130,42 @@ def test_what_is_shown_live_is_replaced_until_the_end(monkeypatch: pytest.Monkey
     handle = Handle()
     monkeypatch.setitem(sys.modules, "IPython.display", handle)
     monkeypatch.setattr(notebook, "_UPDATE_SECONDS", 0.001)
-    texts = iter(["1", "1", "2", "3"])
-    goes_on = iter([True, True, False])
-    notebook.show_live(lambda: next(texts), lambda: next(goes_on))
-    wait_until(lambda: len(handle.shown) == 3, 60)
-    assert handle.shown == ["1", "2", "3"], "once for each change, and once more after the end"
+    text, end = ["1"], threading.Event()
+    run = threading.Thread(target=end.wait)
+    run.start()
+    display = notebook.show_live(lambda: text[0], run)
+    text[0] = "2"
+    wait_until(lambda: handle.shown[-1] == "2", 60)
+    text[0] = "3" if run.is_alive() else "the run has ended by itself"
+    wait_until(lambda: handle.shown[-1] == "3", 60)
+    end.set()
+    display.join(60)
+    assert handle.shown == ["1", "2", "3"], "once for each change"
+
+
+def test_wait_returns_after_the_display_shows_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, goes_on = Handle(), threading.Event()
+    monkeypatch.setitem(sys.modules, "IPython.display", handle)
+    monkeypatch.setattr(notebook, "_UPDATE_SECONDS", 3_600)
+    monkeypatch.setattr("txstream.engine.run.in_notebook", lambda: True)
+    monkeypatch.delenv("TXSTREAM_ZOOKEEPER", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def run(_: object) -> None:
+        goes_on.wait(60)
+        raise UsageError("ended")
+
+    monkeypatch.setattr("txstream.engine.run.Driver.run", run)
+    running = start(word_count(), settings=Settings(data_dir=tmp_path))
+    running._ipython_display_()
+    assert "starting" in handle.shown[0]
+    goes_on.set()
+    with pytest.raises(UsageError):
+        running.wait(60)
+    assert len(handle.shown) == 2, "the last replacement came before the cell's end"
+    assert "ended" in handle.shown[1]
 
 
 def test_elsewhere_a_run_is_its_repr(

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CAUGHT_UP = "caught-up"
+
+_DISPLAY_SECONDS = 5.0  # the longest that a notebook's display may keep `wait`
 
 
 class RunningTopology:
@@ -87,6 +89,7 @@ class RunningTopology:
         self._error: BaseException | None = None
         self._report: RunReport | None = None
         self._started = time.monotonic()
+        self._displays: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._main, name=f"txstream-{topology.id}", daemon=True)
         self._thread.start()
 
@@ -97,9 +100,12 @@ class RunningTopology:
     def _ipython_display_(self) -> None:
         """In a notebook, show progress until the run has ended, in place; elsewhere what `repr` says."""
         if in_notebook():
-            show_live(self._repr_html_, lambda: self.is_running)
+            self._show_live(self._repr_html_)
         else:
             sys.stdout.write(f"{self!r}\n")
+
+    def _show_live(self, html: Callable[[], str]) -> None:
+        self._displays.append(show_live(html, self._thread))
 
     def _line_html(self) -> str:
         """The present progress in one line of HTML."""
@@ -141,6 +147,8 @@ class RunningTopology:
         self._thread.join(timeout_seconds)
         if self._thread.is_alive():
             raise TimeoutError(f"topology {self.topology.id!r} still runs after {timeout_seconds:g} s")
+        for display in self._displays:  # what they show last belongs before what the waiting cell shows
+            display.join(_DISPLAY_SECONDS)
         if self._error is not None:
             raise self._error
         if self._report is None:
@@ -318,7 +326,7 @@ def run(
         topology, spark, settings, until=until, until_txid=until_txid, wait_for_leadership=wait_for_leadership
     )
     if in_notebook():
-        show_live(running._line_html, lambda: running.is_running)
+        running._show_live(running._line_html)
     try:
         return running.wait()
     except BaseException:
