@@ -62,7 +62,7 @@ PORT_SETTING = "spark.txstream.residents.port"
 # would be a way around that.
 _PROTECTED = ("spark.network.crypto.enabled", "spark.ssl.enabled", "spark.ssl.rpc.enabled")
 
-# By Spark application: how many cores residents of the runs in this process hold.
+# By Spark application: how many cores residents of the runs in this process may hold.
 _held: dict[str, int] = {}
 _holding = threading.Lock()
 
@@ -104,7 +104,8 @@ class _Resident:
 class Residents:
     """The residents of a run. `run` and `cancel` may be called from several threads at once.
 
-    `count` is how many there are to be; fewer if the application has not that many cores to spare.
+    `count` is how many there are to be; fewer while the application has not that many cores to spare. On a
+    cluster executors come and go, so that each resident asks again before it starts.
     """
 
     def __init__(self, context: SparkContext, shipped: Broadcast[bytes], run_id: str, count: int) -> None:
@@ -122,14 +123,17 @@ class Residents:
         self._closed = threading.Event()
         self._wide_jobs = self._small_jobs = 0
         self._application = str(context.applicationId)
-        with _holding:
-            spare = context.defaultParallelism - _held.get(self._application, 0) - 1
-            self._count = max(0, min(count, spare))
-            _held[self._application] = _held.get(self._application, 0) + self._count
-        if not self._count:
+        self._asked, self._room = count, 0
+        if not count:
+            return
+        master = Master(str(context.master))
+        self._make_room()
+        if master.is_in_process:
+            self._asked = self._room  # its cores never become more
+        if not self._asked:
             return
         conf, loopback = context._conf, "127.0.0.1"
-        is_local = Master(str(context.master)).is_local
+        is_local = master.is_local
         host = loopback if is_local else str(conf.get("spark.driver.host", loopback))
         bind = loopback if is_local else str(conf.get("spark.driver.bindAddress", host))
         port = int(str(conf.get(PORT_SETTING, "0")))
@@ -140,7 +144,7 @@ class Residents:
             threading.Thread(
                 target=self._keep, args=(number,), name=f"txstream-resident-{number}", daemon=True
             )
-            for number in range(self._count)
+            for number in range(self._asked)
         ]
         for keeper in self._keepers:
             keeper.start()
@@ -149,7 +153,8 @@ class Residents:
 
     @property
     def count(self) -> int:
-        return self._count
+        """How many there are to be at present."""
+        return self._room
 
     def run(self, order: WorkOrder, width: int) -> list[Element] | None:
         """Run the only stage of a batch in `width` residents. Returns None if a job has to do it, because
@@ -189,7 +194,7 @@ class Residents:
 
     def leave(self) -> None:
         """Have the residents give their cores to jobs."""
-        if not self._count:
+        if not self._asked:
             return
         self._small_jobs = 0
         with self._changed:
@@ -216,10 +221,11 @@ class Residents:
             return
         self._closed.set()
         self._may_run.set()  # for keepers that wait for it
-        with _holding:
-            _held[self._application] -= self._count
-        if not self._count:
+        if not self._asked:
             return
+        with _holding:
+            _held[self._application] -= self._room
+            self._room = 0
         # A blocked `accept` is not ended by `close` alone.
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
@@ -228,7 +234,7 @@ class Residents:
             connected = dict(self._connected)
         for resident in connected.values():
             self._end(resident)
-        for number in range(self._count):
+        for number in range(self._asked):
             if number not in connected or connected[number].order is not None:
                 self._context.cancelJobsWithTag(self._tag(number))
         deadline = time.monotonic() + _CLOSE_SECONDS
@@ -239,6 +245,18 @@ class Residents:
 
     def _tag(self, number: int) -> str:
         return f"txstream-{self._run_id}-resident-{number}-{self._lives[number]}"
+
+    def _make_room(self) -> int:
+        """Return how many residents the application has cores for now: one core is left to jobs. Spark's
+        `defaultParallelism` does not tell, since users set it, and a cluster of one core says 2."""
+        spark = self._context._jsc.sc()
+        slots = int(spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile()))
+        with _holding:
+            if not self._closed.is_set():
+                others = _held.get(self._application, 0) - self._room
+                self._room = max(0, min(self._asked, slots - others - 1))
+                _held[self._application] = others + self._room
+            return self._room
 
     def _keep(self, number: int) -> None:
         """Run the job of one resident, again and again."""
@@ -253,8 +271,9 @@ class Residents:
             )
             began, is_error = time.monotonic(), False
             try:
-                with self._properties.set(self._tag(number), PROCESSING_POOL):
-                    collect(self._context.parallelize([number], 1).mapPartitions(stay))
+                if number < self._make_room():
+                    with self._properties.set(self._tag(number), PROCESSING_POOL):
+                        collect(self._context.parallelize([number], 1).mapPartitions(stay))
             except Exception as error:  # noqa: BLE001 - jobs do its work, and raise what ends them too
                 is_error = True
                 if not self._closed.is_set():
