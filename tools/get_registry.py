@@ -1,7 +1,7 @@
 """Fetch a schema registry for the tests: Apicurio's, unpacked into this account's cache folder.
 
 Nothing happens if the folder exists. The archive is checked by its SHA-256. `--where` prints the folder. It
-comes from where txstream fetches Kafka: the mirror in the user's Maven settings, or Maven Central. So txstream
+comes from where txstream fetches Kafka (the mirror in the Maven settings, or Maven Central), so txstream
 must be installed.
 """
 
