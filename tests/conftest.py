@@ -20,6 +20,7 @@ import pytest
 from mysql_servers import MariaDBServer, MissingServerError, MySQLFamilyServer, MySQLServer
 from postgres import PostgresServer
 from redis_server import RedisServer
+from registry_server import RegistryServer
 from support.bare_python import make_bare_python
 from support.failures import (
     pytest_addoption as pytest_addoption,
@@ -34,7 +35,7 @@ from support.states import Rig
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services, embedded
 from txstream.state import StateBackend, open_database
 
-FamilyServer = TypeVar("FamilyServer", bound=MySQLFamilyServer | RedisServer)
+FamilyServer = TypeVar("FamilyServer", bound=MySQLFamilyServer | RedisServer | RegistryServer)
 
 for _name, _value in SPARK_STARTS_SOONER.items():
     os.environ.setdefault(_name, _value)
@@ -239,6 +240,18 @@ def own_mariadb(_mariadb: MariaDBServer) -> MariaDBServer:
 @pytest.fixture(scope="session")
 def _mysql() -> Iterator[MySQLServer]:
     yield from _started(MySQLServer)
+
+
+@pytest.fixture(scope="session")
+def _registry() -> Iterator[RegistryServer]:
+    yield from _started(RegistryServer)
+
+
+@pytest.fixture
+def own_registry(_registry: RegistryServer) -> RegistryServer:
+    """A schema registry that the test may stop."""
+    _registry.start()
+    return _registry
 
 
 @pytest.fixture

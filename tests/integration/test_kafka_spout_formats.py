@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from support.kafka_topics import Topics, attempt, wait_until
-from support.schema_registry import FakeRegistry, register, registry_or_fake
+from support.schema_registry import FakeRegistry, register
 from support.tables import read_rows
 
 import txstream
@@ -41,6 +42,16 @@ def settings(services: Services, sqlite_url: str, tmp_path: Path) -> txstream.Se
     return txstream.Settings(
         zookeeper=services.zookeeper, kafka=services.kafka, database=sqlite_url, data_dir=tmp_path
     )
+
+
+@pytest.fixture(params=["fake", "real"])
+def registry_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a fake registry, and of a real one: TXSTREAM_TEST_REGISTRY, or one that is started."""
+    if request.param == "fake":
+        with FakeRegistry() as fake:
+            yield fake.url
+    else:
+        yield os.environ.get("TXSTREAM_TEST_REGISTRY") or request.getfixturevalue("own_registry").url
 
 
 def with_registry(settings: txstream.Settings, url: str) -> txstream.Settings:
@@ -101,7 +112,9 @@ def test_a_batch_waits_for_its_registry_and_bad_records_become_dead_letters(
     assert "secret" not in told
 
 
-def test_protobuf_records(topics: Topics, settings: txstream.Settings, unique: str) -> None:
+def test_protobuf_records(
+    topics: Topics, settings: txstream.Settings, unique: str, registry_url: str
+) -> None:
     """The registry gives schemas as text. A change that would lose a field ends the run."""
     file = descriptor_pb2.FileDescriptorProto(name="orders.proto", package="shop", syntax="proto3")
     message = file.message_type.add(name="Order")
@@ -119,77 +132,71 @@ def test_protobuf_records(topics: Topics, settings: txstream.Settings, unique: s
     builder.set_bolt("store", store).fields_grouping("orders", "product")
     topology = builder.build()
     topics.create(unique)
-    with registry_or_fake() as url:
+    url = registry_url
 
-        def run() -> Any:
-            return txstream.start(
-                topology,
-                settings=with_registry(settings, url),
-                until="caught-up",
-                runner_factory=InProcessRunner,
-            ).wait(120)
+    def run() -> Any:
+        return txstream.start(
+            topology,
+            settings=with_registry(settings, url),
+            until="caught-up",
+            runner_factory=InProcessRunner,
+        ).wait(120)
 
-        text = 'syntax = "proto3"; package shop; message Order { string product = 1; %s; }'
-        good = register(url, f"{unique}-value", text % "int32 cents = 2", "PROTOBUF")
-        header = b"\0" + good.to_bytes(4, "big") + b"\0"
-        topics.send(
-            unique, [header + order(product=f"p{n % 3}", cents=n).SerializeToString() for n in range(30)]
-        )
-        assert run().caught_up
-        sums = {f"p{rest}": sum(range(rest, 30, 3)) for rest in range(3)}
-        assert {row["product"]: row["cents"] for row in read_rows(str(settings.database), table)} == sums
-        bad = register(url, f"{unique}-other", text % "string cents = 2", "PROTOBUF")
-        topics.send(
-            unique, [b"\0" + bad.to_bytes(4, "big") + b"\0" + order(product="p0").SerializeToString()]
-        )
-        words = (
-            rf"schema {bad} \(subject '{unique}-other', version 1\): field 'cents' \(number 2\) is string in "
-            r"the writer's schema, int64 in the topology's"
-        )
-        with pytest.raises(DecodeError, match=words):
-            run()
+    text = 'syntax = "proto3"; package shop; message Order { string product = 1; %s; }'
+    good = register(url, f"{unique}-value", text % "int32 cents = 2", "PROTOBUF")
+    header = b"\0" + good.to_bytes(4, "big") + b"\0"
+    topics.send(unique, [header + order(product=f"p{n % 3}", cents=n).SerializeToString() for n in range(30)])
+    assert run().caught_up
+    sums = {f"p{rest}": sum(range(rest, 30, 3)) for rest in range(3)}
+    assert {row["product"]: row["cents"] for row in read_rows(str(settings.database), table)} == sums
+    bad = register(url, f"{unique}-other", text % "string cents = 2", "PROTOBUF")
+    topics.send(unique, [b"\0" + bad.to_bytes(4, "big") + b"\0" + order(product="p0").SerializeToString()])
+    words = (
+        rf"schema {bad} \(subject '{unique}-other', version 1\): field 'cents' \(number 2\) is string in "
+        r"the writer's schema, int64 in the topology's"
+    )
+    with pytest.raises(DecodeError, match=words):
+        run()
     assert {row["product"]: row["cents"] for row in read_rows(str(settings.database), table)} == sums
 
 
-def test_keys_and_values_of_two_versions(topics: Topics, services: Services, unique: str) -> None:
+def test_keys_and_values_of_two_versions(topics: Topics, unique: str, registry_url: str) -> None:
     """Their columns are what was encoded, with nulls for a tombstone. Dead letters are, too."""
     older = {**ORDER, "fields": ORDER["fields"][:3]}
     customer = {"type": "record", "name": "Customer", "fields": [{"name": "number", "type": "int"}]}
     topics.create(unique)
-    with registry_or_fake() as url:
-        old, new = (avro_orders.register(url, f"{unique}-value", one) for one in (older, ORDER))
-        key_id = register(url, f"{unique}-key", json.dumps(customer))
-        made = list(orders(7))
-        values = [
-            encoded(new, ORDER, one) if at % 3 else encoded(old, older, one) for at, one in enumerate(made)
-        ]
-        key = encoded(key_id, customer, {"number": 5})
-        topics.send(unique, [*values, None], key=key)
-        source = KafkaSource(
-            unique,
-            topics.address,
-            value_format="avro",
-            schema=ORDER,
-            key_format="avro",
-            key_schema=customer,
-            kafka_columns=["key", "offset"],
-            schema_registry=url,
-        )
-        context = SpoutContext("formats", "orders", {})
-        emitter = source.emitter(context)
-        try:
-            batches = list(emitter.emit(attempt(), f"{unique}/0", KafkaRange(0, 8)))
-        finally:
-            emitter.close()
-        rows = [row for batch in batches for row in batch.to_pylist()]
-        wanted = [{**one, "note": one["note"] if at % 3 else None} for at, one in enumerate(made)]
-        wanted.append(dict.fromkeys(ORDER_FIELDS))
-        assert rows == [{**one, "key": {"number": 5}, "offset": at} for at, one in enumerate(wanted)]
-        letter = DeadLetter(f"{unique}/0@1", unique, 0, 1, 0, key, values[1], None, "orders", "E", "", "")
-        decode = source.letter_decoder(context)
-        assert decode([letter]).to_pylist() == rows[1:2]
-        with pytest.raises(
-            DecodeError, match=rf"^the key of the record at offset 1 of topic '{unique}', .* no schema id"
-        ):
-            decode([replace(letter, key=b"five")])
+    url = registry_url
+    old, new = (avro_orders.register(url, f"{unique}-value", one) for one in (older, ORDER))
+    key_id = register(url, f"{unique}-key", json.dumps(customer))
+    made = list(orders(7))
+    values = [encoded(new, ORDER, one) if at % 3 else encoded(old, older, one) for at, one in enumerate(made)]
+    key = encoded(key_id, customer, {"number": 5})
+    topics.send(unique, [*values, None], key=key)
+    source = KafkaSource(
+        unique,
+        topics.address,
+        value_format="avro",
+        schema=ORDER,
+        key_format="avro",
+        key_schema=customer,
+        kafka_columns=["key", "offset"],
+        schema_registry=url,
+    )
+    context = SpoutContext("formats", "orders", {})
+    emitter = source.emitter(context)
+    try:
+        batches = list(emitter.emit(attempt(), f"{unique}/0", KafkaRange(0, 8)))
+    finally:
+        emitter.close()
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    wanted = [{**one, "note": one["note"] if at % 3 else None} for at, one in enumerate(made)]
+    wanted.append(dict.fromkeys(ORDER_FIELDS))
+    assert rows == [{**one, "key": {"number": 5}, "offset": at} for at, one in enumerate(wanted)]
+    letter = DeadLetter(f"{unique}/0@1", unique, 0, 1, 0, key, values[1], None, "orders", "E", "", "")
+    decode = source.letter_decoder(context)
+    assert decode([letter]).to_pylist() == rows[1:2]
+    with pytest.raises(
+        DecodeError, match=rf"^the key of the record at offset 1 of topic '{unique}', .* no schema id"
+    ):
+        decode([replace(letter, key=b"five")])
     assert source.undecoded().output.names == KafkaSource(unique, value_format="binary").output.names

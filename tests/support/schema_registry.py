@@ -1,34 +1,21 @@
-"""A schema registry for tests: as much of Confluent's interface as readers and producers use.
+"""A fake schema registry for tests: as much of Confluent's interface as readers and producers use.
 
-Confluent's registry and Karapace cannot be installed from PyPI or Maven Central. With TXSTREAM_TEST_REGISTRY,
-the URL of a real one, the tests that need no outage of it use that instead: `registry_or_fake`."""
+A real one, Apicurio's, is the fixture `own_registry`. The fake shows what that cannot: a login, TLS, statuses
+of trouble, and which paths were asked for."""
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import urllib3
-
-
-@contextmanager
-def registry_or_fake() -> Iterator[str]:
-    """Yield the URL of the registry to test with."""
-    real = os.environ.get("TXSTREAM_TEST_REGISTRY")
-    if real:
-        yield real
-        return
-    with FakeRegistry() as fake:
-        yield fake.url
 
 
 def register(url: str, subject: str, schema: str, kind: str = "AVRO") -> int:

@@ -209,16 +209,23 @@ def test_a_skipped_test_and_a_skipped_module_are_problems(tmp_path: Path) -> Non
     assert "no_such_module" in found[0]
 
 
-def test_only_tests_on_mysql_are_excused_where_there_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("get_mysql.NO_MYSQL", "--without-mysql"), ("get_registry.NO_REGISTRY", "--without-registry")],
+)
+def test_only_tests_on_a_server_that_cannot_be_fetched_are_excused(
+    tmp_path: Path, name: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = junit(
         tmp_path,
-        "import pytest, get_mysql\n\n"
-        "def test_a():\n    pytest.skip(f'{get_mysql.NO_MYSQL}; fetch it')\n\n"
+        "import pytest, get_mysql, get_registry\n\n"
+        f"def test_a():\n    pytest.skip({name} + '; fetch it')\n\n"
         "def test_b():\n    pytest.skip('there is no mariadbd here')\n\n"
         "def test_c():\n    pass\n",
     )
     assert len(check_no_skips.problems(report)) == 2
-    (found,) = check_no_skips.problems(report, without_mysql=True)
+    assert check_no_skips.main([option, str(tmp_path / "report.xml")]) == 1
+    (found,) = capsys.readouterr().err.splitlines()
     assert "test_b" in found
 
 
@@ -257,7 +264,7 @@ def test_a_run_ends_with_what_was_skipped_and_why(tmp_path: Path) -> None:
 def test_skips_end_with_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report.xml"
     report.write_text("<testsuite><testcase name='t'><skipped message='m'/></testcase></testsuite>")
-    for options in ([], ["--without-mysql"]):
+    for options in ([], ["--without-mysql"], ["--without-mysql", "--without-registry"]):
         assert check_no_skips.main([*options, str(report)]) == 1
         assert "skipped: " in capsys.readouterr().err
     assert check_no_skips.main(["--without-mysql"]) == 2
