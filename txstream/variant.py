@@ -9,11 +9,13 @@ from typing import Any
 
 from txstream.api.bolts import StateCommitter
 from txstream.api.errors import PartitionUnavailableError
-from txstream.api.spouts import PartitionCoordinator, Unavailable
+from txstream.api.spouts import NonTransactionalSpout, PartitionCoordinator, Unavailable
 from txstream.api.state import SqlState
+from txstream.api.state_checks import check_states
 from txstream.api.topology import Topology
 from txstream.batch_metas import BatchMetas
 from txstream.engine.batch.sizing import planned_records
+from txstream.semantics import Semantics
 from txstream.spouts.ranges import RecordSpan
 
 Positions = Mapping[str, Any]
@@ -49,6 +51,16 @@ def with_batches_of(topology: Topology, records: int) -> Topology:
     spout.max_batch_records = min(spout.max_batch_records, records)
     first, *others = topology.components
     return replace(topology, components=(replace(first, instance=spout), *others))
+
+
+def without_semantics(topology: Topology) -> Topology:
+    """Return the topology over a non-transactional spout, also one with dead letters. `build` refuses that,
+    since their promise does not hold for it: a baseline to compare with. Raises as `check_states`."""
+    first, *others = topology.components
+    spout = NonTransactionalSpout(topology.spout.source, max_batch_records=topology.spout.max_batch_records)
+    components = (replace(first, instance=spout), *others)
+    states, map_states = check_states(Semantics.NON_TRANSACTIONAL, components)
+    return replace(topology, components=components, states=states, map_states=map_states)
 
 
 def fixed_end(spout: PartitionCoordinator[Any], records: int) -> Positions:

@@ -297,6 +297,21 @@ def test_the_figures_of_a_run() -> None:
     assert found["records_per_second"] == round(9 / 4.0, 1)
 
 
+@pytest.mark.parametrize(("dead", "wrong"), [(["p@1"], 0), ([], 1), (["p@1", "p@1"], 1), (["p@2"], 2)])
+def test_a_run_is_exact_only_if_it_sets_the_right_records_aside(dead: list[str], wrong: int) -> None:
+    outcome = outcome_of(2)
+    outcome.dead += dead
+    found = figures(outcome, {}, [], ["p@1"])
+    assert (found["exact"], found["dead_letters"], found["wrong_dead_letters"]) == (
+        not wrong,
+        len(dead),
+        wrong,
+    )
+    assert ("dead letters that differ" in dict(side_by_side({"opaque": found}))) is bool(wrong)
+    if wrong:
+        assert in_a_sentence(found).startswith(f"{wrong} dead letter")
+
+
 def test_the_rate_leaves_out_how_long_the_schedule_held_a_partition_back() -> None:
     now = [10.0]
     injector = Injector(SCHEDULES["partition"], clock=lambda: now[0])

@@ -233,6 +233,25 @@ def test_a_driver_dies_in_a_retry(make: Any, spout: Any, at: Point, source: Memo
 
 
 @BOTH
+def test_a_letter_of_a_batch_that_only_one_database_has_is_not_retried(
+    make: Any, spout: Any, source: MemorySpout
+) -> None:
+    """The next attempt undoes it, and an opaque one reads its record again: it would count twice."""
+    rig = make(spout)
+    source.append("p", "bad1")
+    rig.test.crash(at=Point.BETWEEN_COMMITS, txid=2)
+    assert ("p@7", "dead") in rig.letters(), "the first database has it"
+    Parse.bad = set()
+    rig.ask()
+    rig.test.restart()
+    rig.test.run()
+    assert rig.counts() == {**counted(), "bad1": 3}
+    found = rig.letters()
+    assert len(set(found)) == len(found)
+    assert [status for _, status in found if status == "dead"] == []
+
+
+@BOTH
 def test_large_ones_are_retried_in_several_batches(
     make: Any, spout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

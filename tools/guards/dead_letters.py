@@ -84,4 +84,14 @@ DEAD_LETTERS = (
             LetterHunt(WrongResultError, TRANSACTIONAL),
         ),
     ),
+    Guard(
+        "dead letters",
+        "a retry takes those of earlier txids alone",
+        sources.RETRIES,
+        " and one.txid < before\n",
+        "\n",
+        mutant="ARetryTakesItsOwn",
+        does="A retry takes what an earlier attempt of its own txid left in a database, and undoes it.",
+        hunts=(LetterHunt(WrongResultError, OPAQUE, 2, first_seed=20_857),),
+    ),
 )

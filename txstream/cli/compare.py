@@ -50,7 +50,7 @@ def register(app: typer.Typer) -> None:
 @dataclass(frozen=True)
 class Comparison:
     """What is compared. `parameters` are the factory's, as for `-p`. `truth` is None until it is found;
-    `truth_by` says by what."""
+    `truth_by` says by what; `dead` are the places of the records that must be dead letters."""
 
     cli: Cli
     settings: Settings
@@ -62,6 +62,7 @@ class Comparison:
     keep: bool
     truth: Tables | None = None
     truth_by: str = "the text itself"
+    dead: frozenset[str] = frozenset()
 
     @property
     def engine(self) -> str:
@@ -204,26 +205,40 @@ def _play_all(here: Comparison) -> tuple[Comparison, Topology, Mapping[str, Outc
     from txstream.compare.run import end_of_log
     from txstream.compare.truth import BY_A_RUN, BY_FOLD, folded_truth
 
-    topologies = {
-        semantics: load_topology(here.target, [*here.parameters, f"semantics={semantics}"])
-        for semantics in SEMANTICS
-    }
+    topologies = _topologies(here)
     end = end_of_log(topologies["opaque"], here.settings, here.records)
     if not any(meta.end for meta in end.values()):
         raise UsageError(f"the source of {here.target} holds no records; there is nothing to compare")
     here.cli.say(f"batches run in {here.engine}")
     run = uuid.uuid4().hex[:6]
     if here.truth is None:
-        truth = folded_truth(topologies["opaque"], here.settings, end)
-        here = replace(here, truth=truth, truth_by=BY_FOLD)
+        folded = folded_truth(topologies["opaque"], here.settings, end)
+        if folded is not None:
+            here = replace(here, truth=folded.tables, truth_by=BY_FOLD, dead=folded.dead)
     if here.truth is None:
-        truth = _play(here, topologies["opaque"], f"{run}-truth", end, ()).tables
-        here = replace(here, truth=truth, truth_by=BY_A_RUN)
+        quiet = _play(here, topologies["opaque"], f"{run}-truth", end, ())
+        here = replace(here, truth=quiet.tables, truth_by=BY_A_RUN, dead=frozenset(quiet.dead))
     outcomes = {
         semantics: _play(here, topology, f"{run}-{semantics}", end, here.faults)
         for semantics, topology in topologies.items()
     }
     return here, topologies["opaque"], outcomes
+
+
+def _topologies(here: Comparison) -> dict[str, Topology]:
+    """Return the topology under each semantics. One with dead letters sends none to a topic, and its
+    non-transactional variant is made here, as `build` has none."""
+    from txstream.variant import without_semantics
+
+    found: dict[str, Topology] = {}
+    for semantics in SEMANTICS:
+        if semantics not in _EXACT and found["opaque"].dead_letters is not None:
+            found[semantics] = without_semantics(found["opaque"])
+        else:
+            found[semantics] = load_topology(here.target, [*here.parameters, f"semantics={semantics}"])
+        if (letters := found[semantics].dead_letters) is not None:
+            found[semantics] = replace(found[semantics], dead_letters=replace(letters, topic=None))
+    return found
 
 
 def _play(
@@ -259,7 +274,9 @@ def _tell(
     truth = here.truth or {}
 
     columns = columns_of(topology)
-    found = {semantics: figures(outcome, truth, columns) for semantics, outcome in outcomes.items()}
+    found = {
+        semantics: figures(outcome, truth, columns, here.dead) for semantics, outcome in outcomes.items()
+    }
     document: dict[str, Any] = {
         "topology": here.target,
         "parameters": list(here.parameters),
@@ -271,6 +288,7 @@ def _tell(
         "truth": here.truth_by,
         "nothing_shown": nothing_shown(truth, outcomes),
         "true_totals": true_totals(truth, columns),
+        "true_dead_letters": len(here.dead),
         "semantics": found,
     }
     _keep(here, document, topology, outcomes)
@@ -331,4 +349,6 @@ def _print(here: Comparison, document: Mapping[str, Any]) -> None:
     )
     totals = document["true_totals"].items()
     listed = "".join(f"{shown(total)} in {column}, " for column, total in totals)
+    if document["true_dead_letters"]:
+        listed += f"{counted(document['true_dead_letters'], 'record')} set aside, "
     here.cli.print(f"truth: {listed}by {document['truth']}")

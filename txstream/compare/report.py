@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -172,18 +173,25 @@ def _waited_for_outages(outcome: Outcome) -> float:
     )
 
 
-def figures(outcome: Outcome, truth: Tables, columns: Sequence[Column]) -> dict[str, Any]:
-    """Return the figures of a run by name; those of each value column under `columns`."""
+def figures(
+    outcome: Outcome, truth: Tables, columns: Sequence[Column], dead: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return the figures of a run by name; those of each value column under `columns`. `dead` are the places
+    of the records that must be dead letters."""
     made = outcome.timeline.settled()
     committed = [one for one in made if _is_committed(one)]
     wrong = wrong_rows(truth, outcome.tables, columns)
+    must, are = Counter(dead), Counter(outcome.dead)
+    wrong_letters = ((must - are) + (are - must)).total()
     began, ended = made[0].began, max(one.ended or one.began for one in made)
     records = sum(one.records for one in committed)
     outages = _waited_for_outages(outcome)
     working = ended - began - outages
     return {
-        "exact": not wrong,
+        "exact": not wrong and not wrong_letters,
         "wrong_rows": wrong,
+        "dead_letters": are.total(),
+        "wrong_dead_letters": wrong_letters,
         "columns": {str(column): _column_figures(column, truth, outcome.tables) for column in columns},
         "rows": sum(len(rows) for rows in outcome.tables.values()),
         "state_bytes": outcome.size,
@@ -224,6 +232,7 @@ _ROWS = (
     ("state_bytes", "bytes of state"),
     ("round_trips", "requests to ZooKeeper"),
 )
+_LETTERS = (("dead_letters", "dead letters"), ("wrong_dead_letters", "dead letters that differ"))
 _SUMS = (("total", "{}"), ("lost", "{}, lost"), ("doubled", "{}, doubled"))
 
 
@@ -237,6 +246,9 @@ def side_by_side(runs: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[
             (words.format(name), [one["columns"][name][figure] for one in every]) for figure, words in labels
         ]
     found.append(("rows that differ", [one["wrong_rows"] for one in every]))
+    for figure, words in _LETTERS:
+        if any(one[figure] for one in every):
+            found.append((words, [one[figure] for one in every]))
     return found + [(words, [one[figure] for one in every]) for figure, words in _ROWS]
 
 
@@ -256,6 +268,10 @@ def in_a_sentence(found: Mapping[str, Any]) -> str:
             for figure in ("lost", "doubled")
             if one.get(figure)
         ]
+        if found["wrong_dead_letters"]:
+            parts.append(
+                f"{counted(found['wrong_dead_letters'], 'dead letter differs', 'dead letters differ')}"
+            )
         parts = parts or [f"{counted(found['wrong_rows'], 'row differs', 'rows differ')}"]
     if found["stalled_seconds"] >= _LEAST_STALL_SECONDS:
         parts.append(f"{found['stalled_seconds']:.1f} s without a commit after faults")

@@ -41,7 +41,8 @@ Rows = dict[tuple[Any, ...], tuple[Any, ...]]
 
 @dataclass
 class Outcome:
-    """What a run did and stored. `tables` are by the topology's names for them; `size` is in bytes."""
+    """What a run did and stored. `tables` are by the topology's names for them; `size` is in bytes; `dead`
+    has the place of each dead letter."""
 
     timeline: Timeline
     injector: Injector
@@ -49,6 +50,7 @@ class Outcome:
     size: int = 0
     round_trips: int = 0
     drivers: int = 0
+    dead: list[str] = field(default_factory=list)
 
 
 class _Source(PartitionCoordinator[Any]):
@@ -174,6 +176,7 @@ def play(
     with _databases(topology, settings) as databases:
         for database in databases:
             _read(database, topology, prefix, outcome)
+            outcome.dead += [one.place for one in database.dead_letters(topology.id, whole=False)]
     return outcome
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from txstream.api.bolts import DataFrameBolt
-from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.api.errors import BoltError, ServiceUnavailableError, TupleError, UsageError
 from txstream.api.rows import to_record_batch
 from txstream.api.spouts import Unavailable
 from txstream.api.topology import Topology
@@ -37,10 +38,27 @@ BY_A_RUN = "a run without faults, by the same reader"
 _SAMPLE = 500  # records of a partition that tell whether tables depend on how batches are cut
 _SILENCE_SECONDS = 60.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?", re.ASCII)
 
 
-def folded_truth(topology: Topology, settings: Settings, end: Positions) -> Tables | None:
-    """Return what the tables must hold once all partitions are read to their `end`; None for a source that is
+class Folded(NamedTuple):
+    """What the tables must hold, and the places (partition, `@`, offset) of the records that must be dead
+    letters."""
+
+    tables: Tables
+    dead: frozenset[str] = frozenset()
+
+
+class _Read(NamedTuple):
+    """The records by partition that can be decoded, the offsets of these, and the places of the others."""
+
+    rows: Batch
+    offsets: Mapping[str, Sequence[int]]
+    dead: frozenset[str]
+
+
+def folded_truth(topology: Topology, settings: Settings, end: Positions) -> Folded | None:
+    """Return what must be there once all partitions are read to their `end`; None for a source that is
     not read here, whose bolts are checked all the same, and for bolts that only Spark computes.
 
     Raises NotDeterministicError for a bolt that emits something else for the same input, and UsageError for
@@ -49,10 +67,13 @@ def folded_truth(topology: Topology, settings: Settings, end: Positions) -> Tabl
     source = topology.spout.source
     if any(isinstance(one.instance, DataFrameBolt) for one in topology.bolts):
         return None
-    rows = _records(source, topology, settings, end) if isinstance(source, KafkaSource) else None
+    read = _records(source, topology, settings, end) if isinstance(source, KafkaSource) else None
     addresses = settings.addresses()
-    check_determinism(topology, _sample(topology, settings) if rows is None else rows, addresses)
-    if rows is None:
+    rows, dead = (_sample(topology, settings) if read is None else read.rows), frozenset[str]()
+    if topology.dead_letters is not None:
+        rows, dead = _set_aside(topology, rows, {} if read is None else read.offsets, addresses)
+    check_determinism(topology, rows, addresses)
+    if read is None:
         return None
     sample = Truth(topology, {name: batch.slice(0, _SAMPLE) for name, batch in rows.items()})
     if sample.depends is not None:
@@ -60,7 +81,32 @@ def folded_truth(topology: Topology, settings: Settings, end: Positions) -> Tabl
             f"{sample.depends}, so that three runs, whose batches differ, have no truth in common; "
             f"`txstream simulate` compares each run with the batches that it committed"
         )
-    return plain_fold(topology, [rows], addresses=addresses)
+    return Folded(plain_fold(topology, [rows], addresses=addresses), dead | read.dead)
+
+
+def _set_aside(
+    topology: Topology, rows: Batch, offsets: Mapping[str, Sequence[int]], addresses: Mapping[str, str]
+) -> tuple[Batch, frozenset[str]]:
+    """Return the rows without those at which a bolt fails when it gets nothing else, and the places of these.
+
+    Halves what fails. Rows that fail only together are left in: folding them all raises again."""
+    good: dict[str, list[pa.RecordBatch]] = {name: [some.slice(0, 0)] for name, some in rows.items()}
+    dead: list[str] = []
+    pieces = [(name, 0, some.num_rows) for name, some in rows.items() if some.num_rows]
+    while pieces:
+        name, start, end = pieces.pop()
+        piece = rows[name].slice(start, end - start)
+        try:
+            plain_fold(topology, [{name: piece}], addresses=addresses)
+        except (BoltError, TupleError):
+            if end - start == 1:
+                dead += [f"{name}@{offset}" for offset in offsets.get(name, ())[start:end]]
+            else:
+                half = (start + end) // 2
+                pieces += [(name, half, end), (name, start, half)]  # the first is looked at first
+        else:
+            good[name].append(piece)
+    return {name: pa.concat_batches(some) for name, some in good.items()}, frozenset(dead)
 
 
 def _sample(topology: Topology, settings: Settings) -> Batch:
@@ -79,9 +125,10 @@ def _sample(topology: Topology, settings: Settings) -> Batch:
         }
 
 
-def _records(source: KafkaSource, topology: Topology, settings: Settings, end: Positions) -> Batch | None:
+def _records(source: KafkaSource, topology: Topology, settings: Settings, end: Positions) -> _Read | None:
     """Return the records by partition, as kafka-python's consumer reads them. None if a start or a value is
-    one that only the source knows how to take."""
+    one that only the source knows how to take. A value that cannot be decoded is a dead letter, if the
+    topology asks for these."""
     from kafka import KafkaConsumer, TopicPartition
 
     context = source_context(topology, settings)
@@ -116,12 +163,30 @@ def _records(source: KafkaSource, topology: Topology, settings: Settings, end: P
                     f"kafka-python's consumer got no record of {late[0]} for {_SILENCE_SECONDS:g} s"
                 )
     try:
-        return {
-            name: to_record_batch([_row(source, record) for record in records], source.output)
-            for name, records in found.items()
-        }
+        return _decoded(source, found, sets_aside=topology.dead_letters is not None)
     except (AttributeError, ValueError, _OnlyTheSourceKnowsError):
         return None
+
+
+def _decoded(source: KafkaSource, found: Mapping[str, Sequence[Any]], *, sets_aside: bool) -> _Read:
+    """Decode records. Raises what comes of one that cannot be, unless such are set aside."""
+    rows: dict[str, list[Sequence[Any]]] = {name: [] for name in found}
+    offsets: dict[str, list[int]] = {name: [] for name in found}
+    dead: list[str] = []
+    for name, records in found.items():
+        for record in records:
+            try:
+                row = _row(source, record)
+                to_record_batch([row], source.output)
+            except (AttributeError, ValueError):
+                if not sets_aside:
+                    raise
+                dead.append(f"{name}@{record.offset}")
+            else:
+                rows[name].append(row)
+                offsets[name].append(record.offset)
+    batch = {name: to_record_batch(some, source.output) for name, some in rows.items()}
+    return _Read(batch, offsets, frozenset(dead))
 
 
 class _OnlyTheSourceKnowsError(Exception):
@@ -162,6 +227,6 @@ def _json_value(value: Any, kind: pa.DataType) -> Any:
         return value
     if pa.types.is_floating(kind) and isinstance(value, int | Decimal):
         return float(value)
-    if pa.types.is_decimal(kind) and isinstance(value, int | Decimal):
+    if pa.types.is_decimal(kind) and (isinstance(value, int | Decimal) or _NUMBER.fullmatch(str(value))):
         return Decimal(value)
     raise _OnlyTheSourceKnowsError

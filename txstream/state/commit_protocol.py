@@ -18,7 +18,8 @@ Invariants:
 - Dead letters are written by the transaction that writes `committed`, so a record's row is there exactly when
   the batch that leaves it out is committed. So is the status of those that the batch retries.
 - Tables are taken in the order of their names, so that no two transactions deadlock.
-- Non-transactional topologies raise no fence, undo nothing and begin nothing; their ledger only informs.
+- Non-transactional topologies raise no fence, undo nothing and begin nothing; their ledger only informs. Only
+  `txstream compare` gives one dead letters.
 """
 
 from __future__ import annotations
@@ -259,6 +260,8 @@ class TopologyStates:
         row = self._row(commit, COMMITTED, keys)
         here.write_batch(row)
         if commit.letters and row.committed_at is not None:
+            if not self.life.is_fenced:  # as its ledger row, what a txid has set aside is what it did last
+                here.undo_dead_letters(commit.attempt.txid)
             here.write_dead_letters(commit.attempt, commit.letters, row.committed_at)
         if commit.retried:
             here.mark_retried(commit.retried, commit.attempt.txid)

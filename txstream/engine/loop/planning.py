@@ -113,7 +113,7 @@ class Planning:
         }
 
         def work() -> BatchMetas[Any] | None:
-            letters = () if retried is False else self._retries.next(retried)
+            letters = () if retried is False else self._retries.next(retried, plan.txid)
             if letters:
                 metas = BatchMetas(carried=plan.last).retrying(letters)
                 self._store.check_size(metas)

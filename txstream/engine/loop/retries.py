@@ -1,8 +1,8 @@
 """Dead letters that an operator wants to be retried: which ones a batch takes, and their records.
 
-Invariants. A dead letter is in one open batch at most, and a batch takes only those that are `dead`. One that
-has failed again is not taken again for the same request. Only the lane of planning takes requests off the
-queue; it does so when nothing is left that they ask for.
+Invariants. A dead letter is in one open batch at most, and a batch takes only those that are `dead` and that
+an earlier txid left out. One that has failed again is not taken again for the same request. Only the lane of
+planning takes requests off the queue; it does so when nothing is left that they ask for.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from txstream.batch_metas import BatchMetas
 from txstream.dead_letters import DeadLetter, LetterKey
 from txstream.state import TopologyStates
 from txstream.state.dead_letters import DEAD, StoredDeadLetter
+from txstream.transaction import Txid
 
 MOST_LETTERS: Final = 100
 """Of one batch. They travel with its work order."""
@@ -50,10 +51,11 @@ class Retries:
         """These have failed again."""
         self._failed.update(letters)
 
-    def next(self, is_open: Collection[LetterKey]) -> tuple[LetterKey, ...]:
-        """Return what the next batch retries; nothing if all of it is in open batches, or done."""
+    def next(self, is_open: Collection[LetterKey], before: Txid) -> tuple[LetterKey, ...]:
+        """Return what the batch `before` retries; nothing if all of it is in open batches, or done. What
+        earlier attempts of that batch left in a database is none of it: the batch itself undoes that."""
         while self._asked:
-            found = self._wanted(self._asked[0])
+            found = self._wanted(self._asked[0], before)
             if found:
                 return self._chosen([one for one in found if one not in is_open])
             self._asked.popleft()
@@ -68,12 +70,12 @@ class Retries:
         found = [one.letter for key in metas.retried if (one := self._read(key)) is not None]
         return metas.retrying(metas.retried, self._decode(found))
 
-    def _wanted(self, components: frozenset[str] | None) -> list[LetterKey]:
+    def _wanted(self, components: frozenset[str] | None, before: Txid) -> list[LetterKey]:
         return sorted(
             key
             for states in self._states
             for one in states.store.dead_letters(states.life.topology, whole=False)
-            if one.uuid == states.life.uuid and one.status == DEAD
+            if one.uuid == states.life.uuid and one.status == DEAD and one.txid < before
             if components is None or one.letter.component in components
             if (key := LetterKey(one.txid, one.place)) not in self._failed
         )
