@@ -3,6 +3,9 @@
 The oracle knows which records must be dead, which may be, and which never are. A record that the repaired
 code can process is dead until a retry counts it, once. Of each record either all effects are in the tables or
 one dead letter is there; the dead letters say what the ledger says.
+
+No value is refused within the commit here: which record of several is the refused one then depends on what
+was stored before it, and a transactional topology with two databases ends instead. `test_isolation` has that.
 """
 
 from __future__ import annotations
