@@ -89,8 +89,9 @@ def _pool(files: bytes) -> Any:
 
 
 def message_type(given: Any) -> MessageType:
-    """Return the type that a user gives as a generated message class, or as the pair of a file that `protoc
-    --include_imports --descriptor_set_out` wrote and a message's full name. Raises SchemaError."""
+    """Return the type that a user gives as a generated message class, or as the pair of a file and a
+    message's full name. The file is a .proto, or what `protoc --include_imports --descriptor_set_out` wrote.
+    Raises SchemaError, and UsageError for a .proto without a compiler."""
     module = protobuf()
     descriptor: Any = getattr(given, "DESCRIPTOR", None)
     if isinstance(given, type) and hasattr(descriptor, "fields_by_number"):
@@ -100,18 +101,24 @@ def message_type(given: Any) -> MessageType:
         return MessageType(files.SerializeToString(deterministic=True), descriptor.full_name)
     if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], str)):
         raise SchemaError(
-            "a Protobuf schema is given as a generated message class, or as the pair of a descriptor set "
-            f"and a message's full name, ('orders.desc', 'shop.Order'), not as {type(given).__name__}"
+            "a Protobuf schema is given as a generated message class, or as the pair of a file and a "
+            f"message's full name, ('orders.proto', 'shop.Order'), not as {type(given).__name__}"
         )
     path, name = given
     try:
-        found = module.FileDescriptorSet.FromString(Path(path).read_bytes())
+        if Path(path).suffix == ".proto":
+            Path(path).read_bytes()  # raises what protoc would only print
+            found = _compiled_in(Path(path).parent, Path(path).name, "schema is a .proto file;")
+        else:
+            found = module.FileDescriptorSet.FromString(Path(path).read_bytes())
         checked = MessageType(found.SerializeToString(deterministic=True), name)
         pool = _pool(checked.files)
+    except UsageError:
+        raise
     except Exception as error:  # protobuf raises what it meets in a file that is no descriptor set
         raise SchemaError(
-            f"{str(path)!r} cannot be read as a descriptor set ({type(error).__name__}: {error}); make it "
-            f"with protoc --include_imports --descriptor_set_out={path} FILE.proto"
+            f"{str(path)!r} cannot be read as a schema ({type(error).__name__}: {error}); give a .proto "
+            f"file, or what protoc --include_imports --descriptor_set_out={Path(path).stem}.desc makes of one"
         ) from error
     try:
         pool.FindMessageTypeByName(name)
@@ -178,13 +185,6 @@ def registered_file(text: str, references: Sequence[tuple[str, str]], name: str)
 def compiled(sources: Sequence[tuple[str, str]], main: str) -> Any:
     """Return the FileDescriptorSet of .proto files, given by names and texts; the one named `main` comes
     last. Raises ValueError, and UsageError if there is no compiler."""
-    try:
-        from grpc_tools import protoc
-    except ImportError as error:
-        raise UsageError(
-            "the registry gives Protobuf schemas as text only (it ignores ?format=serialized), and to "
-            "compile them takes protoc; type pip install 'txstream[protoc]', where the workers run too"
-        ) from error
     with TemporaryDirectory(prefix="txstream-protoc-") as folder:
         for name, text in sources:
             file = Path(folder, name)
@@ -192,7 +192,21 @@ def compiled(sources: Sequence[tuple[str, str]], main: str) -> Any:
                 raise ValueError(f"the name {name!r} of an import leads out of its folder")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
-        out = Path(folder, "out.desc")
+        why = "registry gives Protobuf schemas as text only (it ignores ?format=serialized);"
+        return _compiled_in(Path(folder), main, why, ", where the workers run too")
+
+
+def _compiled_in(folder: Path, main: str, why: str, where: str = "") -> Any:
+    """Return the FileDescriptorSet of a .proto file in a folder and of all that it imports from there. `why`
+    and `where` say what needs the compiler, and on which machines."""
+    try:
+        from grpc_tools import protoc
+    except ImportError as error:
+        raise UsageError(
+            f"the {why} compiling it takes protoc; type pip install 'txstream[protoc]'{where}"
+        ) from error
+    with TemporaryDirectory(prefix="txstream-protoc-") as scratch:
+        out = Path(scratch, "out.desc")
         known = str(files_of("grpc_tools") / "_proto")
         paths = [f"-I{folder}", f"-I{known}"]
         if protoc.main(["protoc", *paths, "--include_imports", f"--descriptor_set_out={out}", main]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -22,7 +23,7 @@ from google.protobuf import (
 from google.protobuf.message import DecodeError
 from hypothesis import given, strategies as st
 
-from txstream.api.errors import SchemaError
+from txstream.api.errors import SchemaError, UsageError
 from txstream.api.schema import format_schema
 from txstream.api.spouts import SpoutContext
 from txstream.spouts.json_values import BadValueError
@@ -213,7 +214,7 @@ RECURSIVE = class_of(file_of("int64 id = 1", "Order parent = 2"))
         (RECURSIVE, "field 'parent' is a shop.Order inside a shop.Order"),
         (class_of(file_of()), "the schema is message shop.Order without fields"),
         ("shop.Order", "a Protobuf schema is given as a generated message class, or as the pair"),
-        (("/nowhere/orders.desc", "shop.Order"), "'/nowhere/orders.desc' cannot be read as a descriptor set"),
+        (("/nowhere/orders.desc", "shop.Order"), "'/nowhere/orders.desc' cannot be read as a schema"),
     ],
 )
 def test_what_cannot_be_a_column_is_refused(schema: Any, words: str) -> None:
@@ -239,6 +240,46 @@ def test_a_descriptor_set_is_a_schema(tmp_path: Path) -> None:
     source = KafkaSource("orders", value_format="protobuf", schema=(path, "shop.Order"))
     assert format_schema(source.output) == "id bigint"
     with pytest.raises(SchemaError, match=r"has no message 'Order'; it has .*shop\.Item, shop\.Order"):
+        KafkaSource("orders", value_format="protobuf", schema=(path, "Order"))
+
+
+def test_a_proto_file_is_a_schema_with_what_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "items.proto").write_text(
+        'syntax = "proto3"; package shop; message Item { string name = 1; }'
+    )
+    path = tmp_path / "orders.proto"
+    text = """
+        syntax = "proto3";
+        package shop;
+        import "items.proto";
+        import "google/protobuf/timestamp.proto";
+        message Order { int64 id = 1; Item item = 2; google.protobuf.Timestamp at = 3; }
+    """
+    path.write_text(text)
+    source = KafkaSource("orders", value_format="protobuf", schema=(path, "shop.Order"), wire_format="plain")
+    assert source.output.names[:3] == ["id", "item", "at"]
+    read = readers(pickle.loads(pickle.dumps(source)), SpoutContext("t", "orders", {})).value
+    assert read is not None
+    assert read([b"\x08\x05\x12\x03\x0a\x01x"])[source.output.get_field_index("id")].to_pylist() == [5]
+    assert path.read_text() == text
+
+
+def test_a_proto_file_that_is_missing_or_wrong_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "orders.proto"
+    with pytest.raises(SchemaError, match=r"orders\.proto' cannot be read as a schema \(FileNotFoundError"):
+        KafkaSource("orders", value_format="protobuf", schema=(path, "shop.Order"))
+    path.write_text("message {")
+    with pytest.raises(SchemaError, match=r"orders\.proto' .*protoc cannot compile it.*=orders\.desc"):
+        KafkaSource("orders", value_format="protobuf", schema=(path, "shop.Order"))
+
+
+def test_a_proto_file_without_a_compiler_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "orders.proto"
+    path.write_text('syntax = "proto3"; message Order { int64 id = 1; }')
+    monkeypatch.setitem(sys.modules, "grpc_tools", None)
+    with pytest.raises(UsageError, match=r"a \.proto file; compiling it takes protoc; type pip install"):
         KafkaSource("orders", value_format="protobuf", schema=(path, "Order"))
 
 
