@@ -110,7 +110,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
     schema: for JSON, the fields of UTF-8 objects: "user string, amount decimal(10,2)" or an Arrow schema;
         `json_values` says what fits which type, missing fields are null, unknown ones are ignored. For Avro,
         the schema that the topology reads by: the path of a .avsc file, JSON text, or a dict. For Protobuf, a
-        generated message class, or the pair of a path (.proto, or a descriptor set) and a message's full name.
+        generated message class, or the pair of a path (.proto or descriptor set) and a message's full name.
         docs/formats.md says which types become which columns, and how schemas may change.
     key_schema: the same for keys in Avro or Protobuf. The column `key` has its type: a record is a struct.
     wire_format: for Avro and Protobuf, "confluent": keys and values begin with the id of the schema that they
