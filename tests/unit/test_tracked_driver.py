@@ -16,12 +16,14 @@ from txstream.api.bolts import Bolt
 from txstream.api.errors import BoltError
 from txstream.api.tracked_builder import TrackedTopology
 from txstream.cli.run import describe
+from txstream.engine.commit.state_targets import state_targets
 from txstream.engine.loop.workers import ThreadWorkers
 from txstream.engine.start.driver import Driver
 from txstream.engine.tracked import turns as module
 from txstream.engine.tracked.report import TrackedReport
 from txstream.engine.tracked.tier import TrackedTier
 from txstream.report import RunReport
+from txstream.state import MemoryBackend, StateBackend
 from txstream.testing import InProcessRunner, TrackedTest
 from txstream.testing.services import MemoryServices
 from txstream.zookeeper import ROOT, TREES, WAITING, Kind, MemoryTree, Paths, ProgressStore
@@ -305,3 +307,14 @@ def test_open_trees_hold_up_other_spout_tasks_until_they_have_timed_out(tree: Me
     report = run.end()
     assert report.timed_out >= 6
     assert report.timed_out + report.open_trees == report.records
+
+
+def test_a_topology_of_tracked_tuples_opens_no_database() -> None:
+    opened: list[str] = []
+
+    def opening(url: str) -> StateBackend:
+        opened.append(url)
+        return MemoryBackend(url)
+
+    assert state_targets(words(Waits([])).build(), "sqlite:///default.db", opening) == []
+    assert opened == []
