@@ -237,11 +237,14 @@ def test_a_bolt_that_hangs_costs_its_attempt_and_says_where_it_is(
         finally:
             let_go.set()
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert any(
-        text.startswith(f"{hanging.id}, in finish_batch (committing.py, line ")
+    about = [
+        getattr(record, "about", None)
+        for record in caplog.records
+        if (text := record.getMessage()).startswith(f"{hanging.id}, in finish_batch (committing.py, line ")
         and text.endswith("was cancelled and still runs; what it does from now on is not used")
-        for text in told
-    ), told
+    ]
+    assert about, told
+    assert {*about} == {hanging.id}, "the attempt, for lines of JSON"
     assert any("(message_timeout_seconds)" in text for text in told), "a person is told of the timeout"
 
 

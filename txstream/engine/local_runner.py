@@ -307,15 +307,19 @@ class InProcessRunner:
     def cancel(self, attempt: TransactionAttempt) -> None:
         """Stop waiting for the attempt. Its bolts run on beside its successor's, because nothing can end a
         thread that runs user code."""
-        self._say_left(self._calls.give_up(attempt))
+        self._say_left(attempt, self._calls.give_up(attempt))
 
     def end_trial(self, attempt: TransactionAttempt) -> None:
         """See `BatchRunner`."""
-        self._say_left(self._calls.leave(attempt))
+        self._say_left(attempt, self._calls.leave(attempt))
 
-    def _say_left(self, calls: Sequence[str]) -> None:
+    def _say_left(self, attempt: TransactionAttempt, calls: Sequence[str]) -> None:
         for where in calls:
-            log.warning("%s was cancelled and still runs; what it does from now on is not used", where)
+            log.warning(
+                "%s was cancelled and still runs; what it does from now on is not used",
+                where,
+                extra={"about": attempt},
+            )
 
     @property
     def cancelled(self) -> frozenset[TransactionAttempt]:

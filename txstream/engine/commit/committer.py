@@ -281,7 +281,11 @@ class BatchCommitter:
             self._failed_on_executors = attempt.txid
             if isinstance(error, TopologyError) and self._commit == "auto":
                 if self._executors_cannot is None:
-                    log.warning("from now on the driver commits large batches too: %s", error)
+                    log.warning(
+                        "from now on the driver commits large batches too: %s",
+                        error,
+                        extra={"about": attempt},
+                    )
                 self._executors_cannot = str(error)
                 raise BatchFailedError(f"{attempt} was not committed: {error}") from error
             if isinstance(error, ServiceUnavailableError):
