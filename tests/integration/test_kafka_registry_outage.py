@@ -26,7 +26,7 @@ def sale(name: str, *fields: object) -> dict[str, object]:
     return {"type": "record", "name": name, "fields": list(fields)}
 
 
-def framed(schema_id: int, schema: object, value: object) -> bytes:
+def framed(schema_id: int, schema: dict[str, object], value: object) -> bytes:
     data = io.BytesIO()
     fastavro.schemaless_writer(data, fastavro.parse_schema(schema), value)
     return b"\0" + schema_id.to_bytes(4, "big") + data.getvalue()
