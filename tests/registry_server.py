@@ -6,10 +6,11 @@ import shutil
 import signal
 import tempfile
 import time
+import urllib.request
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-import urllib3
 from mysql_servers import MissingServerError
 
 import get_registry
@@ -73,7 +74,7 @@ class RegistryServer:
 
     def _answers(self) -> bool:
         try:
-            asked = urllib3.request("GET", f"{self.url}/schemas/types", retries=False, timeout=2.0)
-        except urllib3.exceptions.HTTPError:
+            with urllib.request.urlopen(f"{self.url}/schemas/types", timeout=2.0) as answer:
+                return bool(answer.status == HTTPStatus.OK)
+        except OSError:
             return False
-        return asked.status == 200
