@@ -35,11 +35,11 @@ from txstream.spouts.avro_schema import (
 from txstream.spouts.json_columns import MisfitError, is_within_years, nulls, offsets, shown, spread
 from txstream.spouts.json_values import BadValueError
 from txstream.spouts.schema_registry import UnresolvableError
+from txstream.spouts.sliced_values import SlicedDecoder
 
 Convert = Callable[[Sequence[Any]], pa.Array]
 """Turns the values of a column, as fastavro reads them, into the reader's type. Raises MisfitError."""
 
-_SLICE_ROWS = 4096  # as for JSON
 _EXACT = Context(prec=38)
 _PROMOTIONS = {
     ("int", "long"), ("int", "float"), ("int", "double"), ("long", "float"), ("long", "double"),
@@ -53,7 +53,7 @@ _UNITS = {
 }
 
 
-class AvroDecoder:
+class AvroDecoder(SlicedDecoder):
     """Reads values that were written by one schema into the columns of another."""
 
     def __init__(self, writer: AvroSchema, reader: AvroSchema, *, errors: str = "strict") -> None:
@@ -69,39 +69,7 @@ class AvroDecoder:
             self._convert = _Resolution(reader, reader, errors).column(reader.root, reader.root, "")
         self._type = arrow_type(reader)
 
-    def read(self, values: Sequence[bytes], skip: int = 0) -> pa.Array:
-        """Return the values as one column, without their first `skip` bytes. Raises BadValueError for the
-        first that cannot be read."""
-        if not values:
-            return pa.nulls(0, self._type)
-        slices = []
-        for first in range(0, len(values), _SLICE_ROWS):
-            try:
-                slices.append(self._slice(values[first : first + _SLICE_ROWS], skip))
-            except BadValueError as bad:
-                raise BadValueError(first + bad.row, bad.reason) from None
-        return slices[0] if len(slices) == 1 else pa.concat_arrays(slices)
-
-    def _slice(self, values: Sequence[bytes], skip: int) -> pa.Array:
-        found: list[Any] = []
-        refused = self._decode(values, skip, found)
-        try:
-            column = self._converted(found)
-        except MisfitError:
-            for row, value in enumerate(found):
-                try:
-                    self._converted([value])
-                except MisfitError as misfit:
-                    path = misfit.path.removeprefix(".")
-                    where = f"field {path!r}: " if path else ""
-                    raise BadValueError(row, f"{where}{misfit.reason}") from None
-            raise
-        if refused is not None:
-            raise refused
-        return column
-
-    def _decode(self, values: Sequence[bytes], skip: int, found: list[Any]) -> BadValueError | None:
-        """Append to `found` what could be read. Return why the next value cannot be, if one cannot."""
+    def decode(self, values: Sequence[bytes], skip: int, found: list[Any]) -> Exception | None:
         read, writer, reader, errors, add = self._read, self._writer, self._reader, self._errors, found.append
         try:
             for value in values:
@@ -117,9 +85,9 @@ class AvroDecoder:
             return BadValueError(len(found), f"it is no such Avro value: {words:.300}")
         return None
 
-    def _converted(self, values: Sequence[Any]) -> pa.Array:
+    def column(self, found: Sequence[Any]) -> pa.Array:
         try:
-            return self._convert(values)
+            return self._convert(found)
         except (pa.ArrowException, OverflowError) as error:
             raise MisfitError(str(error)) from error
 

@@ -33,8 +33,8 @@ from txstream.spouts.protobuf_schema import (
     value_type,
 )
 from txstream.spouts.schema_registry import RegisteredSchema, UnresolvableError
+from txstream.spouts.sliced_values import SlicedDecoder
 
-_SLICE_ROWS = 4096  # as for JSON
 _FIRST = (0,)
 # What a varint field may be written as so that every value keeps its meaning, by what it is read as.
 _WIDER: Mapping[str, frozenset[str]] = {
@@ -50,7 +50,7 @@ _WIDER: Mapping[str, frozenset[str]] = {
 Convert = Callable[[Sequence[Any]], pa.Array]
 
 
-class ProtobufDecoder:
+class ProtobufDecoder(SlicedDecoder):
     """Reads messages into the columns of the topology's message type. With a writer's schema from a registry,
     values begin with the indexes that say which message of that schema they are."""
 
@@ -63,40 +63,7 @@ class ProtobufDecoder:
         self._writer = None if writer is None else _WriterFile(writer)
         self._problems: dict[tuple[int, ...], str | None] = {}
 
-    def read(self, values: Sequence[bytes], skip: int = 0) -> pa.Array:
-        """Return the values as one column, without their first `skip` bytes. Raises BadValueError for the
-        first that cannot be read, UnresolvableError if that is its schema's fault."""
-        if not values:
-            return pa.nulls(0, self._type)
-        slices = []
-        for first in range(0, len(values), _SLICE_ROWS):
-            try:
-                slices.append(self._slice(values[first : first + _SLICE_ROWS], skip))
-            except BadValueError as bad:
-                raise BadValueError(first + bad.row, bad.reason) from None
-            except UnresolvableError as error:
-                raise UnresolvableError(str(error), first + error.row) from None
-        return slices[0] if len(slices) == 1 else pa.concat_arrays(slices)
-
-    def _slice(self, values: Sequence[bytes], skip: int) -> pa.Array:
-        messages: list[Any] = []
-        refused = self._parsed(values, skip, messages)
-        try:
-            column = self._converted(messages)
-        except MisfitError:
-            for row, message in enumerate(messages):
-                try:
-                    self._converted([message])
-                except MisfitError as misfit:
-                    where = f"field {misfit.path.removeprefix('.')!r}: "
-                    raise BadValueError(row, f"{where}{misfit.reason}") from None
-            raise
-        if refused is not None:
-            raise refused
-        return column
-
-    def _parsed(self, values: Sequence[bytes], skip: int, found: list[Any]) -> Exception | None:
-        """Append to `found` what could be parsed. Return why the next value cannot be, if one cannot."""
+    def decode(self, values: Sequence[bytes], skip: int, found: list[Any]) -> Exception | None:
         parse, add, checked = self._parse, found.append, self._problems
         try:
             for value in values:
@@ -127,9 +94,9 @@ class ProtobufDecoder:
             )
         return _difference(message, self._reader, "", set())
 
-    def _converted(self, messages: Sequence[Any]) -> pa.Array:
+    def column(self, found: Sequence[Any]) -> pa.Array:
         try:
-            return self._convert(messages)
+            return self._convert(found)
         except (pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
             raise MisfitError(str(error)) from error
 
