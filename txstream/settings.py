@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from txstream.api.errors import UsageError
+from txstream.given_secrets import with_variables
 from txstream.ledger_retention import Keep
 from txstream.wording import a
 from txstream.zookeeper_access import ZooKeeperAccess
@@ -29,6 +30,7 @@ _STRINGS = (
     *("schema_registry", "schema_registry_ca"),
 )
 _LISTS = ("state_databases",)
+_URLS = ("database", "redis", "schema_registry")
 # In no file of settings and on no command line.
 _PASSWORD = "zookeeper_password"  # noqa: S105 - a name
 _IN_FILES = {"database": "database_file", _PASSWORD: "zookeeper_password_file"}
@@ -52,7 +54,8 @@ class Settings:
     passwords, of further databases with state, for commands that look there.
     `database_file` is a file that holds the database's URL. `zookeeper_auth` is "digest" or "sasl", with
     `zookeeper_user` and a password, which is given or in `zookeeper_password_file`. `zookeeper_tls_ca` turns
-    TLS to ZooKeeper on (`ZooKeeperAccess`). Secrets never appear in `repr`.
+    TLS to ZooKeeper on (`ZooKeeperAccess`). `${NAME}` in a URL is a variable of the environment, which is put
+    in by `resolve`. Secrets never appear in `repr`.
     """
 
     zookeeper: str | None = None
@@ -122,7 +125,18 @@ class Settings:
             # A file with a secret counts where it is named: before what comes further down has a say.
             for name, value in {**source, **_from_named_files(source, found)}.items():
                 found[name] = found[name] or value
-        return replace(self, **{**found, **{name: found[name] or () for name in _LISTS}})
+        for name in _URLS:
+            found[name] = found[name] and with_variables(found[name], name)
+        for name in _LISTS:
+            found[name] = tuple(with_variables(url, name) for url in found[name] or ())
+        return replace(self, **found)
+
+    def to_environment(self) -> dict[str, str]:
+        """Return the variables that give these addresses and secrets to a child process, whose command line
+        would show them to others."""
+        values = {name: getattr(self, name) for name in (*_STRINGS, _PASSWORD)}
+        values |= {name: " ".join(getattr(self, name)) for name in _LISTS}
+        return {f"TXSTREAM_{name.upper()}": value for name, value in values.items() if value}
 
     @property
     def log_dir(self) -> Path:

@@ -40,7 +40,7 @@ NOT_RUN = re.compile(
 LOST = re.compile("it knows nothing of this topology|nothing in ZooKeeper")
 # The databases that a reader has, each with the file that stands for it here.
 PLACEHOLDERS = {
-    "postgresql://me:secret@db/results": "sqlite:///{folder}/results.db",
+    "'postgresql://me:${PASSWORD}@db/results'": "sqlite:///{folder}/results.db",
     "postgresql://me@db/results": "sqlite:///{folder}/results.db",
     "sqlite:////srv/other.db": "sqlite:///{folder}/other.db",
 }

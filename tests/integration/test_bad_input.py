@@ -41,10 +41,11 @@ def test_unreachable_services_and_a_missing_topic(
 ) -> None:
     address = f"127.0.0.1:{closed_port}"
     url = f"postgresql+psycopg://someone:hunter2@{address}/results"
+    (tmp_path / "url").write_text(url)
     asked = {
         "zookeeper": ["--zookeeper", address],
         "kafka": ["--kafka", address, "--database", f"sqlite:///{tmp_path / 'kafka.db'}"],
-        "database": ["--database", url],
+        "database": ["--database-file", str(tmp_path / "url")],
         "topic": ["--database", f"sqlite:///{tmp_path / 'topic.db'}"],
         "master": ["--database", f"sqlite:///{tmp_path / 'master.db'}", "--master", f"spark://{address}"],
     }

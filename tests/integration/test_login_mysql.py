@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 import pymysql
 import pytest
@@ -137,3 +138,14 @@ def test_a_server_that_freezes_is_given_up_over_tls_too(own_mysql: MySQLServer, 
 
             with pytest.raises(AnswerLostError, match="the server did not answer for 1 s"):
                 rig.commit(1, {"a": 1}, reached=freeze)
+
+
+def test_a_password_in_the_clients_own_file(mysql: MySQLServer, unique: str, tmp_path: Path) -> None:
+    url = sa.make_url(mysql.create_database(unique))
+    mysql.create_account(unique, f"ALL ON `{unique}`.*", "correct-horse")
+    (tmp_path / "my.cnf").write_text("[client]\npassword = correct-horse\n")
+    named = url.set(username=unique).update_query_dict({"read_default_file": str(tmp_path / "my.cnf")})
+    assert cipher(text(named)) == ""
+    (tmp_path / "my.cnf").write_text("[client]\npassword = battery-staple\n")
+    with pytest.raises(ServiceUnavailableError, match="Access denied"):
+        open_sql_database(text(named)).check()

@@ -58,7 +58,7 @@ def test_all_files_are_there_and_are_what_they_say(here: Path, capsys: pytest.Ca
     assert len((here / "counts" / "README.md").read_text(encoding="utf-8").splitlines()) <= 20
     for file in found:
         text = (here / "counts" / file).read_text(encoding="utf-8")
-        assert "${" not in text
+        assert "${" not in text.replace("${NAME}", "")  # which is for the reader to fill in
         assert "${{" not in text
     assert (here / "counts").stat().st_mode & 0o777 == 0o777 & ~umask()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +18,10 @@ from txstream import (
     OpaqueSpout,
     Settings,
     SpoutContext,
+    SqlAppendBolt,
     SqlState,
     SqlStateBolt,
+    SqlTable,
     Sum,
     TransactionalTopologyBuilder,
     UsageError,
@@ -207,6 +209,34 @@ def test_a_difference_is_by_how_much_numbers_of_one_column_are_too_small_and_too
     assert difference(zeros, {}, number).wrong_rows == 1  # a row that is missing is no row of zeros
 
 
+def test_rows_as_they_are_are_counted_and_their_values_are_not_summed() -> None:
+    table = SqlTable("orders", "amount bigint, note string", key="id int")
+    builder = TransactionalTopologyBuilder(
+        "rows", "orders", OpaqueSpout(MemorySpout("id int, amount bigint, note string"))
+    )
+    builder.set_bolt("store", SqlAppendBolt(table)).local_or_shuffle_grouping("orders")
+    columns = columns_of(builder.build())
+    rows, amount, note = columns
+    assert [str(one) for one in columns] == ["orders (rows)", "orders.amount", "orders.note"]
+    truth: Tables = {"orders": {(1,): (10, "a"), (2,): (20, "b"), (3,): (30, "c"), (4,): (40, "d")}}
+    # The row 1 is lost, 2 is there three times, 3 has another value, and nobody sent a 5.
+    came: Rows = {(2,): (20, "b"), (2, "again 2"): (20, "b"), (2, "again 3"): (20, "b"), (3,): (31, "c")}
+    came |= {(4,): (40, "d"), (5,): (50, "e")}
+    found = difference(truth, {"orders": came}, rows)
+    assert (found.lost, found.doubled, found.wrong_rows) == (1, 3, 4)
+    assert difference(truth, {"orders": came}, amount).wrong_rows == 1
+    assert difference(truth, {"orders": came}, note).wrong_rows == 0
+    assert wrong_rows(truth, {"orders": came}, columns) == 5
+    assert true_totals(truth, columns) == {"orders (rows)": 4}
+    outcome = Outcome(Timeline(), Injector(()), {"orders": came})
+    outcome.timeline.made.append(made(1, Fate.COMMITTED, a=(0, 4)))
+    assert in_a_sentence(figures(outcome, truth, columns)) == (
+        "1 lost in orders (rows); 3 doubled in orders (rows)"
+    )
+    shown = dict(side_by_side({"opaque": figures(outcome, truth, columns)}))
+    assert [shown[f"orders (rows){more}"] for more in ("", ", lost", ", doubled")] == [[6], [1], [3]]
+
+
 def test_sums_are_added_up_by_column_and_a_maximum_is_not_added_to_anything() -> None:
     state = SqlState("t", key="k string", value="count bigint, sum double, max double")
     bolt = SqlStateBolt(state, count=Count(), sum=Sum("x"), max=Max("x"))
@@ -382,6 +412,16 @@ def test_records_are_rows_without_the_products_reader() -> None:
     dated = KafkaSource("t", value_format="json", schema="user date")
     with pytest.raises(_OnlyTheSourceKnowsError):
         _row(dated, record)
+    times = b'{"day": "2026-01-31", "at": "2026-01-31T12:00:00.5+02:00", "local": "2026-01-31T12:00:00"}'
+    record = SimpleNamespace(**{**vars(record), "value": times})
+    timed = KafkaSource("t", value_format="json", schema="day date, at timestamp, local timestamp_ntz")
+    day, at, local = _row(timed, record)
+    assert day == date(2026, 1, 31)
+    assert at == datetime(2026, 1, 31, 10, 0, 0, 500_000, tzinfo=UTC)
+    assert local == datetime(2026, 1, 31, 12)
+    for wrong in ("at timestamp_ntz", "local timestamp", "day timestamp"):
+        with pytest.raises(_OnlyTheSourceKnowsError):
+            _row(KafkaSource("t", value_format="json", schema=wrong), record)
 
 
 def test_a_source_that_only_reads_itself_has_no_fold() -> None:

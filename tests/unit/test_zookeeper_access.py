@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 from kazoo.protocol.serialization import SASL, Auth
-from pyspark import SparkConf
 
 from txstream.api.errors import UsageError
-from txstream.cli.main import main
-from txstream.engine.spark.java_process import without_secrets
 from txstream.settings import Settings
 from txstream.zookeeper import ZooKeeper
 from txstream.zookeeper_access import ZooKeeperAccess
@@ -90,24 +87,3 @@ def test_it_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == 2
     assert "hush" not in caplog.text
     assert "<Auth>" in caplog.text
-
-
-def test_a_password_on_the_command_line_is_warned_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    away = ["--zookeeper", "127.0.0.1:1", "--connect-timeout", "0.2"]
-    main(["topologies", *away, "--database", "postgresql://me:hush-hush@127.0.0.1:1/x"])
-    told = capsys.readouterr().err
-    assert "--database-file" in told
-    assert "hush" not in told
-    main(["topologies", *away, "--database", "postgresql://me@127.0.0.1:1/x"])
-    assert "--database-file" not in capsys.readouterr().err
-
-
-def test_javas_command_line_has_no_secrets() -> None:
-    conf = SparkConf(loadDefaults=False).setMaster("local[1]")
-    conf.set("spark.ssl.keyPassword", "hush").set("spark.authenticate.secret", "hush")
-    conf.set("spark.hadoop.fs.s3a.access.key", "hush").set("spark.executor.memory", "1g")
-    assert dict(without_secrets(conf).getAll()) == {"spark.master": "local[1]", "spark.executor.memory": "1g"}
-    assert conf.get("spark.ssl.keyPassword") == "hush"

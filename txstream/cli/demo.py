@@ -11,7 +11,7 @@ import json
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -233,14 +233,6 @@ def _arguments(here: Demo) -> list[str]:
     ]  # fmt: skip
 
 
-def _environment(here: Demo) -> dict[str, str]:
-    """Pass addresses by the environment: the list of processes must not show a database's password."""
-    names = ["zookeeper", "kafka", "database", "master"]
-    names += [field.name for field in fields(here.settings) if field.name.startswith("zookeeper_")]
-    values = {name: getattr(here.settings, name) for name in names}
-    return {f"TXSTREAM_{name.upper()}": value for name, value in values.items() if value}
-
-
 def _run_and_be_killed(here: Demo) -> Mapping[str, Any]:
     """Do the first run, which SIGKILLs itself after a commit. Return where."""
     from txstream.cli.demo_services import run_driver
@@ -255,7 +247,9 @@ def _run_and_be_killed(here: Demo) -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory(prefix="txstream-demo-") as folder, _spinner(here, "counting"):
         log_file = Path(folder) / "fault.json"
         variables = {FAULT_VARIABLE: str(fault), FAULT_LOG_VARIABLE: str(log_file)}
-        end = run_driver([*_arguments(here), "--quiet"], _environment(here) | variables, messages=messages)
+        end = run_driver(
+            [*_arguments(here), "--quiet"], here.settings.to_environment() | variables, messages=messages
+        )
         if end.status != -signal.SIGKILL or not log_file.exists():
             raise DemoError(
                 f"the first driver was to be killed between two batches, but ended with status {end.status}: "
@@ -273,7 +267,7 @@ def _run_to_the_end(here: Demo) -> Mapping[str, Any]:
     from txstream.cli.demo_services import run_driver
 
     end: DriverEnd = run_driver(
-        [*_arguments(here), *(["--quiet"] if here.cli.quiet else [])], _environment(here)
+        [*_arguments(here), *(["--quiet"] if here.cli.quiet else [])], here.settings.to_environment()
     )
     if end.status != 0:
         raise DemoError(f"the second driver ended with status {end.status}; what it said is above")

@@ -13,7 +13,7 @@ import typer
 from txstream.cli.context import Cli
 from txstream.cli.factory import imported_by, load_topology, shipped_module, user_code_prints_to_stderr
 from txstream.cli.options import FactoryArguments, command
-from txstream.cli.parameters import split_pairs
+from txstream.cli.parameters import spark_settings
 from txstream.cli.tables import escaped
 from txstream.engine.spark.log import writable_spark_log
 from txstream.wording import counted
@@ -51,7 +51,7 @@ def doctor(
     from txstream.cli.run import existing_files
     from txstream.packaging import holds_framework
 
-    conf = split_pairs(spark_conf or [], "--spark-conf")
+    conf = spark_settings(spark_conf or [])
     files = existing_files(py_files or [])
     topology = None if target is None else load_topology(target, parameter or [])
     settings = cli.resolve()

@@ -7,8 +7,7 @@ returns its exit status, None for 0.
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -16,8 +15,9 @@ import typer
 
 from txstream.api.errors import TopologyError
 from txstream.api.names import validate_topology_id
-from txstream.cli.context import Cli, print_error
+from txstream.cli.context import Cli
 from txstream.cli.logs import set_up_logs
+from txstream.given_secrets import refuse_secret
 from txstream.settings import DATA_DIR, Settings, using_data_dir
 
 
@@ -36,7 +36,12 @@ FactoryArguments = Annotated[
     typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="An argument of FACTORY."),
 ]
 
-_PASSWORD_IN_URL = re.compile(r"[\w+]+://[^/@]*:[^/@]+@")
+# Where a URL with a password may stand.
+_ELSEWHERE = {
+    "database": "put the URL into a file for --database-file, into TXSTREAM_DATABASE, or into txstream.toml",
+    "state_database": "put the URL into TXSTREAM_STATE_DATABASES or txstream.toml",
+    "schema_registry": "put the URL into TXSTREAM_SCHEMA_REGISTRY or txstream.toml",
+}
 _MANNERS: dict[str, Any] = {
     "debug": (Annotated[bool, typer.Option("--debug", help="Show tracebacks.")], False),
     "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Only errors and warnings.")], False),
@@ -119,7 +124,7 @@ _STATE_DATABASES = {
         None,
         "--state-database",
         "URL",
-        "Another database with state of it, with its password; may be given again.",
+        "Another database with state of it; may be given again.",
     )
 }
 _SEVERAL_DATABASES = {
@@ -196,25 +201,18 @@ def _signature(function: Command, shared: dict[str, Any]) -> inspect.Signature:
     )
 
 
-def _warn_of_passwords(urls: Iterable[str | None]) -> None:
-    """Warn of a password on the command line, which `ps` shows to everybody on this machine."""
-    if any(_PASSWORD_IN_URL.match(url) for url in urls if url):
-        print_error(
-            "txstream: a password on the command line can be read by all users of this machine; put the URL "
-            "into a file for --database-file, into TXSTREAM_DATABASE, TXSTREAM_STATE_DATABASES or "
-            "TXSTREAM_SCHEMA_REGISTRY, or into txstream.toml"
-        )
-
-
 def _make_cli(values: dict[str, Any]) -> Cli:
     addresses = [name for name in _ADDRESSES if name != "connect_timeout"]
     named: dict[str, Any] = {name: values[name] or None for name in addresses if name in values}
     others = list(values.get("state_database") or ())
+    for name, elsewhere in _ELSEWHERE.items():
+        given = values.get(name) or ()
+        for url in [given] if isinstance(given, str) else given:
+            refuse_secret(f"--{name.replace('_', '-')}", url, elsewhere)
     if isinstance(named.get("database"), list):
         first, *more = named["database"]
         named["database"], others = first, [*more, *others]
     named["state_databases"] = tuple(others)
-    _warn_of_passwords([named.get("database"), named.get("schema_registry"), *others])
     if "data_dir" in values:
         named["data_dir"] = values["data_dir"]
     if "connect_timeout" in values:

@@ -2,7 +2,7 @@
 
 A parameter may be annotated with str, int, float, bool, a path, an enum, a Literal, Optional or a union of
 these, or a list, tuple or set of them, written with commas. Without an annotation the type of the default
-counts; without either, a value stays a string.
+counts; without either, a value stays a string. `${NAME}` in a value is a variable of the environment.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Union
 
 from txstream.api.errors import UsageError
+from txstream.given_secrets import refuse_secret_pair, with_variables
 from txstream.wording import counted
 
 _TRUE = {"true", "yes", "on", "1"}
@@ -43,17 +44,25 @@ class _ConversionError(Exception):
 
 
 def split_pairs(pairs: Sequence[str], option: str) -> dict[str, str]:
-    """Parse NAME=VALUE texts into a mapping. Raises UsageError for any other text and a name given twice."""
+    """Parse NAME=VALUE texts into a mapping. Raises UsageError for any other text, a name given twice, and a
+    secret, which belongs into a variable (`${NAME}`, see `given_secrets`)."""
     found: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise UsageError(f"{option} {pair!r}: write {option} NAME=VALUE")
         name = name.strip()
+        refuse_secret_pair(option, name, value)
         if name in found:
             raise UsageError(f"{option} {name} was given twice, as {found[name]!r} and as {value!r}")
         found[name] = value
     return found
+
+
+def spark_settings(pairs: Sequence[str]) -> dict[str, str]:
+    """Return the settings of `--spark-conf`. Raises UsageError."""
+    given = split_pairs(pairs, "--spark-conf")
+    return {name: with_variables(value, f"--spark-conf {name}") for name, value in given.items()}
 
 
 def keyword_arguments(factory: Callable[..., Any], pairs: Sequence[str], where: str) -> dict[str, Any]:
@@ -112,8 +121,9 @@ def _type_of(parameter: inspect.Parameter | None, hint: Any) -> Any:
 
 
 def _converted(name: str, text: str, kind: Any, where: str) -> Any:
+    value = with_variables(text, f"-p {name}")
     try:
-        return convert(text, kind)
+        return convert(value, kind)
     except _ConversionError as error:
         raise UsageError(f"-p {name}={text}: {where} expects {error} for {name!r}, not {text!r}") from error
 

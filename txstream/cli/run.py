@@ -29,7 +29,7 @@ from txstream.cli.context import Cli, print_error
 from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
 from txstream.cli.logs import JsonLines, library_log, write_as_json
 from txstream.cli.options import Factory, FactoryArguments, check_id, command
-from txstream.cli.parameters import split_pairs
+from txstream.cli.parameters import spark_settings
 from txstream.engine.spark.log import prune_logs, spark_log
 from txstream.ledger_retention import Keep
 from txstream.packaging import holds_framework
@@ -158,7 +158,7 @@ def run(
     if log_format not in ("text", "json"):
         raise UsageError(f"--log-format takes text or json, not {log_format!r}")
     kept = Keep.parse(keep)
-    conf = split_pairs(spark_conf or [], "--spark-conf")
+    conf = spark_settings(spark_conf or [])
     files = existing_files(py_files or [])
     topology = load_topology(target, parameter or [])
     if topology_id is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from txstream.api.state import SqlTable
 from txstream.compare.run import Outcome, Rows
 from txstream.compare.timeline import Made
 from txstream.drawing.timeline import Fate, Range
@@ -29,25 +30,35 @@ Tables = Mapping[str, Rows]
 @dataclass(frozen=True)
 class Column:
     """A value column. Only what is `added_up` over tuples has a total, and is lost or doubled by so much; a
-    maximum or a text is right or wrong. `place` is where it is in a row's values."""
+    maximum or a text is right or wrong. `place` is where it is in a row's values.
+
+    Without a place it stands for the rows themselves, of a table that has records as they are: each counts
+    one. The value columns of such a table are compared in rows that must be there and are (`where_both`)."""
 
     table: str
     name: str
-    place: int
+    place: int | None
     added_up: bool
+    where_both: bool = False
 
     def __str__(self) -> str:
-        return f"{self.table}.{self.name}"
+        return f"{self.table} (rows)" if self.place is None else f"{self.table}.{self.name}"
+
+    def of(self, values: Sequence[Any]) -> Any:
+        return 1 if self.place is None else values[self.place]
 
 
 def columns_of(topology: Topology) -> list[Column]:
-    """Return the value columns of a topology's tables. What a `MapState` holds is the bolt's own affair, so
-    nothing in it is added up."""
-    found = [
-        Column(bolt.state.table, name, place, bolt.reducers[name].merge == "sum")
-        for bolt, _ in topology.states
-        for place, name in enumerate(bolt.state.value_names)
-    ]
+    """Return the value columns of a topology's tables, and the rows of a `SqlTable`. What a `MapState` holds
+    is the bolt's own affair, so nothing in it is added up."""
+    found: list[Column] = []
+    for bolt, _ in topology.states:
+        table, is_appended = bolt.state.table, isinstance(bolt.state, SqlTable)
+        found += [Column(table, "", None, added_up=True)] if is_appended else []
+        found += [
+            Column(table, name, place, bolt.reducers[name].merge == "sum", where_both=is_appended)
+            for place, name in enumerate(bolt.state.value_names)
+        ]
     return found + [
         Column(use.state.table, name, place, added_up=False)
         for use in topology.map_states
@@ -87,20 +98,17 @@ def wrong_rows(truth: Tables, tables: Tables, columns: Iterable[Column]) -> int:
 def _differing(truth: Tables, tables: Tables, column: Column) -> Iterator[tuple[Any, Any, Any]]:
     """Yield the keys of rows that differ in a column, with its true value and what is there."""
     there, here = truth.get(column.table, {}), tables.get(column.table, {})
-    for key in there.keys() | here.keys():
-        one = there[key][column.place] if key in there else _MISSING
-        other = here[key][column.place] if key in here else _MISSING
+    for key in there.keys() & here.keys() if column.where_both else there.keys() | here.keys():
+        one = column.of(there[key]) if key in there else _MISSING
+        other = column.of(here[key]) if key in here else _MISSING
         if not _equal(one, other):
             yield key, one, other
 
 
 def total(tables: Tables, column: Column) -> Any:
     """Return the sum of a column over all rows."""
-    return _sum(
-        values[column.place]
-        for values in tables.get(column.table, {}).values()
-        if _is_number(values[column.place])
-    )
+    found = map(column.of, tables.get(column.table, {}).values())
+    return _sum(filter(_is_number, found))
 
 
 def _sum(numbers: Iterable[Any]) -> Any:

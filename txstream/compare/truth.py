@@ -12,7 +12,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -38,6 +38,8 @@ BY_A_RUN = "a run without faults, by the same reader"
 _SAMPLE = 500  # records of a partition that tell whether tables depend on how batches are cut
 _SILENCE_SECONDS = 60.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_MOMENT = re.compile(rf"{_DATE.pattern}T\d\d:\d\d:\d\d(\.\d{{1,6}})?(?P<zone>Z|[+-]\d\d:\d\d)?", re.ASCII)
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?", re.ASCII)
 
 
@@ -227,6 +229,12 @@ def _json_value(value: Any, kind: pa.DataType) -> Any:
         return value
     if pa.types.is_floating(kind) and isinstance(value, int | Decimal):
         return float(value)
+    if pa.types.is_date(kind) and _DATE.fullmatch(str(value)):
+        return date.fromisoformat(value)
+    if pa.types.is_timestamp(kind):
+        found = _MOMENT.fullmatch(str(value))
+        if found is not None and (found["zone"] is None) is (kind.tz is None):
+            return datetime.fromisoformat(value)
     if pa.types.is_decimal(kind) and (isinstance(value, int | Decimal) or _NUMBER.fullmatch(str(value))):
         return Decimal(value)
     raise _OnlyTheSourceKnowsError

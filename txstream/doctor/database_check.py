@@ -13,6 +13,7 @@ from sqlalchemy import Column, Connection, Integer, MetaData, Table, inspect, se
 from txstream.api.errors import TxstreamError
 from txstream.doctor.checks import Check, WrongError
 from txstream.doctor.clocks import Clocks
+from txstream.given_secrets import as_typed
 from txstream.inspect.databases import without_password
 from txstream.settings import Settings
 from txstream.state import StateDatabase, open_database
@@ -95,7 +96,7 @@ def _revision(database: StateDatabase) -> str:
     if revision != revisions.HEAD and revision in revisions.REVISIONS:
         raise WrongError(
             f"txstream's tables are of revision {revision}, this txstream needs {revisions.HEAD}",
-            f"txstream db upgrade --database {database.display_url}",
+            f"txstream db upgrade --database {as_typed(database.display_url)}",
         )
     revisions.refuse_other_revision(revision, database.display_url)
     return f"{revision}, as this txstream needs it"

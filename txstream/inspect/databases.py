@@ -21,6 +21,7 @@ from txstream.api.errors import (
     TxstreamError,
     UsageError,
 )
+from txstream.given_secrets import as_typed
 from txstream.inspect.records import MissingDatabase
 from txstream.settings import Settings
 
@@ -219,7 +220,9 @@ def _missing(url: str, error: TxstreamError) -> MissingDatabase:
 
 def upgrade_remedy(url: str) -> str:
     """Return what helps if the framework's tables have another revision; the error says which of the two."""
-    return f"type `txstream db upgrade --database {url}`, or use the newer txstream that it belongs to"
+    return (
+        f"type `txstream db upgrade --database {as_typed(url)}`, or use the newer txstream that it belongs to"
+    )
 
 
 def without_password(url: str) -> str:

@@ -20,6 +20,7 @@ from shlex import join
 from typing import TYPE_CHECKING
 
 from txstream.api.errors import UsageError
+from txstream.given_secrets import refuse_secret_pair
 
 if TYPE_CHECKING:
     from txstream.settings import Settings
@@ -67,6 +68,7 @@ class Comparing:
         for parameter in asked.get("parameters", "").split():
             if "=" not in parameter:
                 raise UsageError(f"the parameter {parameter!r} is not NAME=VALUE")
+            refuse_secret_pair("-p", *parameter.split("=", 1))
             words.append(f"--parameter={parameter}")
         words += [f"--topic={asked['topic']}"] if "topic" in asked else []
         return [*words, f"--records={records}", f"--faults={faults}"]
@@ -85,7 +87,7 @@ class Comparing:
                     *words,
                     f"--data-dir={self._settings.data_dir}",
                 ],
-                env={**os.environ, **self._environment()},
+                env={**os.environ, **self._settings.to_environment()},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -96,14 +98,6 @@ class Comparing:
         threading.Thread(
             target=self._follow, args=(self.started,), name="txstream-ui-compare", daemon=True
         ).start()
-
-    def _environment(self) -> dict[str, str]:
-        given = {
-            "TXSTREAM_ZOOKEEPER": self._settings.zookeeper,
-            "TXSTREAM_KAFKA": self._settings.kafka,
-            "TXSTREAM_DATABASE": self._settings.database,
-        }
-        return {name: value for name, value in given.items() if value}
 
     def _follow(self, started: Started) -> None:
         assert started.process.stdout is not None

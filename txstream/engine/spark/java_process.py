@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from txstream import given_secrets
 from txstream.api.errors import ServiceUnavailableError, SparkLostError
 from txstream.engine.spark.log import reason_in
 
@@ -141,7 +142,11 @@ def without_secrets(conf: SparkConf) -> SparkConf:
     others through its gateway."""
     from pyspark import SparkConf
 
-    public = [(name, value) for name, value in conf.getAll() if not _SECRET.search(name)]
+    public = [
+        (name, value)
+        for name, value in conf.getAll()
+        if not _SECRET.search(name) and given_secrets.without_secrets(value) == value
+    ]
     return SparkConf(loadDefaults=False).setAll(public)
 
 
