@@ -172,6 +172,7 @@ class MemoryCoordinator(PartitionCoordinator[MemoryRange]):
         """Raises DataLostError when a place is past the end: these are another program's rows."""
         answer: dict[str, MemoryRange | Unavailable] = {}
         backlogs: dict[str, int] = {}
+        waiting = 0
         places: dict[str, int] = {}
         ends = self._log.ends()
         for name in ends.keys() | last.keys():
@@ -182,8 +183,11 @@ class MemoryCoordinator(PartitionCoordinator[MemoryRange]):
             places[name] = last[name].end if name in last else 0
             self._check_end(name, places[name], ends)
             backlog = ends.get(name, 0) - places[name]
+            waiting += backlog
             backlogs[name] = backlog if self._cap is None else min(backlog, self._cap)
-        for name, taken in share_limit(backlogs, limit, sum(places.values())).items():
+        shares = share_limit(backlogs, limit, sum(places.values()))
+        self.untaken_records = None if answer else waiting - sum(shares.values())
+        for name, taken in shares.items():
             answer[name] = MemoryRange(places[name], places[name] + taken)
         return answer
 

@@ -41,7 +41,8 @@ class BatchMetas(Generic[Meta]):
     says why a partition was left out. `excluded` are records of its ranges that it leaves out, because each
     fails by itself. `retried` are the dead letters of earlier batches that it processes instead of ranges,
     and `records` their records, once they were read. `begun` are those of `carried` that get their first
-    place in it; only a plan knows them. Neither of the last two is stored."""
+    place in it, `lag_records` how many records were there and not taken; only a plan knows them. None of the
+    last three is stored."""
 
     partitions: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
     carried: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
@@ -50,11 +51,14 @@ class BatchMetas(Generic[Meta]):
     retried: tuple[LetterKey, ...] = ()
     records: pa.RecordBatch | None = field(default=None, repr=False, compare=False)
     begun: Collection[str] = field(default=(), compare=False)
+    lag_records: int | None = field(default=None, compare=False)
     # The result of `MetaCodec.encode`, kept because the plan's check, the ledger and ZooKeeper all need it.
     _encoded: list[Encoded] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
-    def from_plan(cls, last: Mapping[str, Meta], plan: Mapping[str, Meta | Unavailable]) -> BatchMetas[Meta]:
+    def from_plan(
+        cls, last: Mapping[str, Meta], plan: Mapping[str, Meta | Unavailable], untaken: int | None = None
+    ) -> BatchMetas[Meta]:
         """Return the metas of a batch, from the places before it and the coordinator's answer."""
         # Imported here because it loads pyarrow, which a command that asks only ZooKeeper does not need.
         from txstream.api.spouts import Unavailable
@@ -73,7 +77,7 @@ class BatchMetas(Generic[Meta]):
             elif not begun:
                 partitions[partition] = meta
                 carried.pop(partition, None)
-        return cls(partitions, carried, unavailable, begun=begun)
+        return cls(partitions, carried, unavailable, begun=begun, lag_records=untaken)
 
     def positions(self) -> Mapping[str, Meta]:
         """Return the meta that marks the place of each partition known so far."""
@@ -99,6 +103,7 @@ class BatchMetas(Generic[Meta]):
             self.unavailable,
             tuple(sorted(excluded.values())),
             begun=self.begun,
+            lag_records=self.lag_records,
         )
 
     def part(self, partitions: Mapping[str, Meta]) -> BatchMetas[Meta]:

@@ -24,7 +24,8 @@ _KEPT_TIMINGS = 10_000
 @dataclass(slots=True)
 class BatchTiming:
     """Where the time of one batch went, in seconds. `read` and `process` are summed over Spark tasks.
-    `committed_at` is in seconds since 1970, `dead_letters` how many records it left out."""
+    `committed_at` is in seconds since 1970, `dead_letters` how many records it left out, `lag_records` how
+    many were there and not taken when it was planned, None where the source did not tell."""
 
     txid: Txid
     records: int = 0
@@ -40,6 +41,7 @@ class BatchTiming:
     width: int = 0
     committed_at: float = 0.0
     dead_letters: int = 0
+    lag_records: int | None = None
 
     def before_commit(self) -> dict[str, float]:
         """Seconds by step before the commit, for the ledger. Steps that did not happen are left out."""
@@ -149,12 +151,13 @@ class RunReport:
         return self.records / self.seconds if self.seconds > 0 else 0.0
 
     def plot(self) -> Figure:
-        """Return a figure of records per second, of the seconds of each phase and, if the run has caught up,
-        of the lag, by txid. Needs matplotlib, which the extra `svg` installs; raises UsageError without."""
+        """Return a figure of records per second, of the seconds of each phase and, if the source told it or
+        the run has caught up, of the lag, by txid. Needs matplotlib, which the extra `svg` installs; raises
+        UsageError without."""
         plot_batches = load_plot()
         times = self.timings
-        lag: list[int] | None = None
-        if self.caught_up:
+        lag = [one.lag_records for one in times]
+        if self.caught_up and not any(one is not None for one in lag):
             lag, later = [], 0
             for one in reversed(times):
                 lag.insert(0, later)

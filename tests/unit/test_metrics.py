@@ -62,6 +62,8 @@ def test_a_run_tells_what_the_ledger_has(tmp_path: Path) -> None:
     assert len(ledger) == found["txstream_batches_total", "committed"] == 3
     assert found["txstream_last_committed_txid",] == max(row[0] for row in ledger)
     assert found["txstream_records_total",] == sum(row[2] for row in ledger) == 5
+    behind = "SELECT json_extract(details, '$.lag_records') FROM txstream_batch ORDER BY txid"
+    assert [row[0] for row in rows(database, behind)] == [3, 1, 0], "five records, two in a batch"
     assert found["txstream_state_rows_written_total", "words"] == sum(row[3] for row in ledger)
     assert found["txstream_epoch",] == epoch_of(ledger[0][1])
     assert before <= found["txstream_last_commit_timestamp_seconds",] <= time.time()

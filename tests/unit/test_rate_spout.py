@@ -54,6 +54,7 @@ def test_rows_come_due_at_their_rate() -> None:
     assert rows(source, second) == [{"n": 1, "timestamp": START + timedelta(seconds=0.25)}]
     clock.seconds += 10
     assert coordinator.plan(second, 7)["0"] == RateRange(2, 9, first["0"].started_us)
+    assert coordinator.untaken_records == 33
     clock.seconds -= 3600
     assert coordinator.plan(second, 100) == {}, "a clock that was set back"
 

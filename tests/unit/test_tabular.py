@@ -59,14 +59,20 @@ def test_batches_are_plotted() -> None:
     timed: list[Batch] = []
     for txid in (1, 2, 3):
         at = AT + timedelta(seconds=2 * txid)
-        one = replace(entry(10 * txid), committed_at=at, details={"timings": {"job": 0.5, "commit": txid}})
+        details: dict[str, Any] = {"timings": {"job": 0.5, "commit": txid}}
+        if txid != 2:
+            details["lag_records"] = 9 - txid
+        one = replace(entry(10 * txid), committed_at=at, details=details)
         timed.append(Batch(Txid(txid), "committed", (one,)))
     axes: list[Any] = Batches(timed).plot().axes
-    rates, phases = axes
+    rates, phases, lag = axes
     assert rates.lines[0].get_xydata().tolist() == [[2, 10], [3, 15]]
     assert [bar.get_height() for bar in phases.patches] == [0.5, 0.5, 0.5, 1, 2, 3]
     assert [text.get_text() for text in phases.get_legend().get_texts()] == ["job", "commit"]
-    assert len(Batches().plot().axes) == 2
+    assert lag.lines[0].get_ydata().tolist() == pytest.approx([8, float("nan"), 6], nan_ok=True)
+    assert [one.first.lag_records for one in timed] == [8, None, 6]
+    assert [row["lag_records"] for row in Batches(timed).to_arrow().to_pylist()] == [8, None, 6]
+    assert len(Batches(timed[1:2]).plot().axes) == 2, "its row does not say"
     drawn: Any = Batches(timed).plot()
     assert drawn._repr_png_().startswith(b"\x89PNG"), "or a notebook shows nothing"
 
@@ -85,9 +91,11 @@ def test_a_report_is_plotted_with_its_lag() -> None:
     rates, phases, lag = axes
     assert rates.lines[0].get_xydata().tolist() == [[4, 20], [5, 25]]
     assert [text.get_text() for text in phases.get_legend().get_texts()] == ["job", "commit"]
-    (area,) = lag.collections
-    assert {tuple(point) for point in area.get_paths()[0].vertices.tolist()} >= {(3, 90), (4, 50), (5, 0)}
+    assert lag.lines[0].get_xydata().tolist() == [[3, 90], [4, 50], [5, 0]]
     assert len(replace(report, caught_up=False).plot().axes) == 2
+    told = tuple(replace(one, lag_records=one.txid) for one in times)
+    again: list[Any] = replace(report, timings=told, caught_up=False).plot().axes
+    assert again[2].lines[0].get_ydata().tolist() == [3, 4, 5]
     assert "timings" not in report.to_document()
 
 

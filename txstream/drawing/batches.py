@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from math import isnan, nan
 
 from matplotlib.figure import Figure
 
@@ -25,11 +26,12 @@ def plot_batches(
     txids: Sequence[int],
     rates: Sequence[tuple[int, float]],
     seconds: Sequence[Mapping[str, float]],
-    lag: Sequence[int] | None = None,
+    lag: Sequence[int | None],
 ) -> Plot:
     """Return the figure. `rates` are pairs of a txid and its records per second, `seconds` those of each txid
-    by phase, `lag` the records that were to come after it."""
-    count = 2 if lag is None else 3
+    by phase, `lag` the records that were to come after it; a gap where that is None."""
+    to_come = [nan if one is None else float(one) for one in lag]
+    count = 2 if all(map(isnan, to_come)) else 3
     figure = Plot(figsize=(9, 3 * count), layout="constrained")
     axes = figure.subplots(count, 1, sharex=True)
     axes[0].plot([txid for txid, _ in rates], [rate for _, rate in rates])
@@ -44,8 +46,9 @@ def plot_batches(
     axes[1].set_ylabel("seconds")
     if any(below):
         axes[1].legend()
-    if lag is not None:
-        axes[2].fill_between(txids, lag, alpha=0.4)
+    if count == 3:
+        axes[2].plot(txids, to_come, marker=".")
         axes[2].set_ylabel("lag in records")
+        axes[2].set_ylim(bottom=0)
     axes[-1].set_xlabel("txid")
     return figure

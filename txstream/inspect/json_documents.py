@@ -76,6 +76,7 @@ def entry_document(txid: int, row: LedgerEntry) -> dict[str, Any]:
         "semantics": str(row.semantics),
         "tuples": row.tuples,
         "keys": row.keys,
+        "lag_records": row.lag_records,
         "partitions": plain_partitions(row.metas),
         "unavailable": row.metas.get("unavailable", {}),
         "planned_at": iso(row.planned_at),

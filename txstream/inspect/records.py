@@ -196,6 +196,13 @@ class LedgerEntry:
     metas: Mapping[str, Any]
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def lag_records(self) -> int | None:
+        """The records that were there and not taken when the batch was planned; None where the row does not
+        say: that of an older txstream, of a source that does not tell, or while a partition was away."""
+        lag = self.details.get("lag_records")
+        return lag if isinstance(lag, int) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -224,10 +231,11 @@ class Batches(Tabular, list[Batch]):
     __slots__ = ()
 
     def as_table(self) -> tuple[str, list[str], list[Sequence[object]]]:
-        names = ["txid", "status", "tuples", "keys", "dead_letters", "planned_at", "committed_at", "error"]
+        names = ["txid", "status", "tuples", "keys", "dead_letters", "lag_records"]
+        names += ["planned_at", "committed_at", "error"]
         rows: list[Sequence[object]] = [
             (
-                *(one.txid, one.status, one.first.tuples, one.keys, one.dead_letters),
+                *(one.txid, one.status, one.first.tuples, one.keys, one.dead_letters, one.first.lag_records),
                 *(one.first.planned_at, one.first.committed_at, one.first.error),
             )
             for one in self
@@ -235,8 +243,8 @@ class Batches(Tabular, list[Batch]):
         return "batches", names, rows
 
     def plot(self) -> Figure:
-        """Return a figure of records per second and of the seconds of each phase, by txid. Needs matplotlib,
-        which the extra `svg` installs; raises UsageError without."""
+        """Return a figure of records per second, of the seconds of each phase and of the lag, by txid. Needs
+        matplotlib, which the extra `svg` installs; raises UsageError without."""
         plot_batches = load_plot()
         ended = [one.first.committed_at for one in self]
         pairs = [
@@ -248,6 +256,7 @@ class Batches(Tabular, list[Batch]):
             [one.txid for one in self],
             [(one.txid, one.first.tuples / passed) for one, passed in pairs],
             [one.first.details.get("timings") or {} for one in self],
+            [one.first.lag_records for one in self],
         )
 
 

@@ -95,6 +95,13 @@ class BatchLag(LineCoordinator):
         return sum(self.start(partition, last) < end for partition, end in targets.items())
 
 
+@breaks("lag-goes-to-zero")
+class NothingUntaken(LineCoordinator):
+    """Counts what the plan would have taken without its limit."""
+
+    untaken_records = 0
+
+
 @breaks("closing-is-private")
 class SharedConnection(LineEmitter):
     """All emitters share one connection, and the first to close closes it."""

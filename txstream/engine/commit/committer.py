@@ -73,7 +73,7 @@ class ProcessedBatch:
     """A batch between the phases. `deltas` are those of the states that are fed in processing. `attempts` are
     the failed ones of its txid, as the ledger keeps them. `timings` are seconds by step, to which every later
     step adds its own. `letters` are the records that its metas leave out, `retried` the dead
-    letters that it retries."""
+    letters that it retries, `lag_records` the records that its plan did not take, None if it did not tell."""
 
     result: BatchResult
     deltas: Prepared
@@ -84,6 +84,7 @@ class ProcessedBatch:
     timings: dict[str, float] = field(default_factory=dict)
     letters: Sequence[DeadLetter] = ()
     retried: Sequence[LetterKey] = ()
+    lag_records: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,11 +335,13 @@ class BatchCommitter:
         self, one: Committing, path: str, tables: Sequence[TableDeltas], digests: Digests | None = None
     ) -> Commit:
         attempt, batch = one.attempt, one.batch
-        details = {
+        details: dict[str, Any] = {
             "path": path,
             "timings": {step: round(seconds, 6) for step, seconds in batch.timings.items()},
             "attempts": list(batch.attempts),
         }
+        if batch.lag_records is not None:
+            details["lag_records"] = batch.lag_records
         if digests is not None:
             details["digests"] = {table: digest.to_document() for table, digest in digests.items()}
         return Commit(

@@ -64,10 +64,11 @@ class CommitPhase:
         committed last."""
         attempt, batches = emit.attempt, self._batches
         self._watcher.committing(attempt)
+        timing = batches.timing(attempt.txid)
         one = Committing(
             attempt,
             self._codec.encode(emit.metas),
-            replace(batch, timings=batches.timing(attempt.txid).before_commit()),
+            replace(batch, timings=timing.before_commit(), lag_records=timing.lag_records),
             lambda point: batches.reach(point, attempt.txid),
         )
         if not self._has_bolts:

@@ -120,7 +120,8 @@ class Planning:
                 return metas
             if not plan.replay and (self._log_end.is_reached(plan.last) or not self._spout.is_ready()):
                 return None
-            metas = BatchMetas.from_plan(plan.last, self._spout.plan(plan.last, limit))
+            answer = self._spout.plan(plan.last, limit)
+            metas = BatchMetas.from_plan(plan.last, answer, self._spout.untaken_records)
             if metas.unavailable.keys() - self._unreadable.left_out.keys():
                 self._store.verify()
             self._unreadable.leave_out(metas.unavailable)
@@ -143,7 +144,8 @@ class Planning:
             records = planned_records(metas)
             self._is_small = self._is_all_there_is(metas, records, limit)
             self._pace.planned(plan.txid, limit if records is None else records, replay=plan.replay)
-            batches.timing(plan.txid).plan_seconds = time.perf_counter() - started
+            timing = batches.timing(plan.txid)
+            timing.plan_seconds, timing.lag_records = time.perf_counter() - started, metas.lag_records
             batches.carry_out(coordinator.planned(plan.ticket, metas))
 
         def failed(error: BaseException) -> None:

@@ -138,7 +138,7 @@ def caught_up_in_the_end(trial: SpoutTrial) -> None:
 @CHECKS.promise(
     "lag-goes-to-zero",
     "Before the first batch, `lag_records` is at least the number of waiting rows; no batch makes it "
-    "larger, and it ends at 0.",
+    "larger, and it ends at 0. If a plan sets `untaken_records`, that is the lag behind it.",
     "add up what lies between the places and the targets, 0 where a place is past its target; return None "
     "if it cannot be told",
 )
@@ -164,6 +164,12 @@ def lag_goes_to_zero(trial: SpoutTrial) -> None:
                 f"{lag!r} at the places {last!r:.300}",
             )
         before = lag
+    another = trial.coordinator()
+    places = dict(BatchMetas.from_plan({}, trial.plan(another, {}, 3)).positions())
+    lag = trial.ask("lag_records() is called", another.lag_records, places, targets)
+    untaken = another.untaken_records
+    if untaken not in (None, lag):
+        trial.fail(f"untaken_records is {lag}, or None", f"{untaken!r} behind {places!r:.300}")
     if before != 0:
         trial.fail("a lag of 0 when everything is read", repr(before))
 
