@@ -1,4 +1,4 @@
-"""Secrets that a user gives: none stands on a command line, and `${NAME}` in a text is a variable of the
+"""Secrets that a user gives: none stays on a command line, and `${NAME}` in a text is a variable of the
 environment.
 
 All users of a machine can read the command lines of its processes (`ps`, `/proc/*/cmdline`). A process's
@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from urllib.parse import quote
+from collections.abc import Callable, Sequence
+from urllib.parse import quote, unquote, unquote_plus
 
 from txstream.api.errors import UsageError
 
@@ -27,6 +28,9 @@ _NAME = re.compile(
     r"(password|passwd|passphrase|secret|token|credentials?|(access|secret|api)[._-]?key)$", re.IGNORECASE
 )
 _PLACEHOLDER = "${PASSWORD}"
+# The flags whose values may have a secret in them, and in which `${NAME}` is filled in.
+_URLS = {"--database", "--state-database", "--schema-registry"}
+_PAIRS = {"-p", "--parameter", "--spark-conf"}
 
 
 def with_variables(text: str, where: str) -> str:
@@ -52,26 +56,7 @@ def with_variables(text: str, where: str) -> str:
 
 def without_secrets(text: str) -> str:
     """Return a text with `${PASSWORD}` in place of each password in a URL and each secret in its options."""
-    spans = [found.span(found.lastgroup or 0) for found in _IN_URL.finditer(text)]
-    for start, end in reversed(spans):
-        if not _VARIABLE.fullmatch(text[start:end]):
-            text = f"{text[:start]}{_PLACEHOLDER}{text[end:]}"
-    return text
-
-
-def refuse_secret(flag: str, text: str, instead: str = "") -> None:
-    """Raise UsageError, which does not show it, if the value of a flag has a password in it. `instead` says
-    where else it may stand."""
-    public = without_secrets(text)
-    if public != text:
-        _refuse(f"{flag} has a password in it", f"{flag} {shlex.quote(public)}", instead)
-
-
-def refuse_secret_pair(flag: str, name: str, value: str) -> None:
-    """Do the same for NAME=VALUE, whose name may say that the value is a secret."""
-    refuse_secret(flag, f"{name}={value}")
-    if value and _NAME.search(name) and not _VARIABLE.search(value):
-        _refuse(f"{flag} {name} is a secret", f"{flag} {shlex.quote(f'{name}={_PLACEHOLDER}')}", "")
+    return _replaced(text, lambda _: _PLACEHOLDER)
 
 
 def as_typed(url: str) -> str:
@@ -79,8 +64,61 @@ def as_typed(url: str) -> str:
     return shlex.quote(without_secrets(url))
 
 
-def _refuse(what: str, typed: str, instead: str) -> None:
-    raise UsageError(
-        f"{what}, and all users of this machine can read a command line; set a variable PASSWORD in the "
-        f"environment and type, with the quotes: {typed}" + (f"; or {instead}" if instead else "")
-    )
+def is_secret_pair(pair: str) -> bool:
+    """Whether NAME=VALUE has a password in a URL, or a name that says that the value is a secret."""
+    return _without(pair, lambda _: _PLACEHOLDER, is_pair=True) != pair
+
+
+def off_the_command_line(arguments: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
+    """Return a command's arguments with a variable in place of each secret that a flag was given; the
+    variables; and for each such flag what would better have been typed."""
+    variables: dict[str, str] = {}
+
+    def variable(secret: str) -> str:
+        name = f"TXSTREAM_SECRET_{len(variables) + 1}"
+        variables[name] = secret
+        return f"${{{name}}}"
+
+    moved: list[str] = []
+    typed: list[str] = []
+    flag = ""
+    for place, argument in enumerate(arguments):
+        if argument == "--":  # what follows are no flags
+            return [*moved, *arguments[place:]], variables, typed
+        own, equals, rest = argument.partition("=")
+        if flag:  # this is its value
+            head, value, shown = "", argument, f"{flag} "
+        elif own in _URLS | _PAIRS and equals:
+            flag, head, value, shown = own, f"{own}=", rest, f"{own} "
+        elif argument.startswith("-p") and argument != "-p":
+            flag, head, value, shown = "-p", "-p", argument[2:], "-p "
+        else:
+            moved.append(argument)
+            flag = argument if argument in _URLS | _PAIRS else ""
+            continue
+        kept = _without(value, variable, is_pair=flag in _PAIRS)
+        if kept != value:
+            public = _without(value, lambda _: _PLACEHOLDER, is_pair=flag in _PAIRS)
+            typed.append(f"{shown}{shlex.quote(public)}")
+        moved.append(f"{head}{kept}")
+        flag = ""
+    return moved, variables, typed
+
+
+def _without(text: str, instead: Callable[[str], str], *, is_pair: bool) -> str:
+    public = _replaced(text, instead)
+    name, _, value = text.partition("=")
+    if is_pair and public == text and value and _NAME.search(name) and not _VARIABLE.search(value):
+        return f"{name}={instead(value)}"
+    return public
+
+
+def _replaced(text: str, instead: Callable[[str], str]) -> str:
+    """Return a text with `instead(secret)` for each password in a URL and each secret in its options."""
+    for found in reversed(list(_IN_URL.finditer(text))):
+        start, end = found.span(found.lastgroup or 0)
+        secret = text[start:end]
+        if not _VARIABLE.fullmatch(secret):
+            plain = unquote_plus(secret) if found.lastgroup == "option" else unquote(secret)
+            text = f"{text[:start]}{instead(plain)}{text[end:]}"
+    return text

@@ -37,6 +37,7 @@ from txstream.cli import (
     why,
 )
 from txstream.cli.context import print_error
+from txstream.given_secrets import off_the_command_line
 
 _USAGE_STATUS = 2
 _INTERRUPTED_STATUS = 130
@@ -99,6 +100,8 @@ def parser() -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. `arguments` default to those of the process."""
+    if arguments is None:
+        _hide_secrets()
     # Half of a short command's time are imports, and a tenth of that the collector's looks at what they make.
     gc.set_threshold(20_000)
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -134,6 +137,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _USAGE_STATUS
         _report(error, f"unexpected {type(error).__name__}: {error}", debug=debug)
         return 1
+
+
+def _hide_secrets() -> None:
+    """Begin again, as the same process, without the secrets of the command line, which `ps` shows to
+    everybody on this machine: they move into the environment."""
+    moved, variables, typed = off_the_command_line(sys.argv[1:])
+    before = sys.orig_argv[: -len(moved)]
+    if not variables or sys.orig_argv != [*before, *sys.argv[1:]]:
+        return
+    print_error(
+        "txstream: a password on the command line can be read by all users of this machine; it was moved "
+        "into the environment as soon as this process began, but the shell's history has it too. Set a "
+        f"variable PASSWORD and type, with the quotes: {' '.join(typed)}; "
+        "or use --database-file or txstream.toml"
+    )
+    os.execve(sys.executable, [*before, *moved], {**os.environ, **variables})  # noqa: S606 - no shell is wanted
 
 
 def _flags_last(given: list[str]) -> list[str]:

@@ -17,7 +17,6 @@ from txstream.api.errors import TopologyError
 from txstream.api.names import validate_topology_id
 from txstream.cli.context import Cli
 from txstream.cli.logs import set_up_logs
-from txstream.given_secrets import refuse_secret
 from txstream.settings import DATA_DIR, Settings, using_data_dir
 
 
@@ -36,12 +35,6 @@ FactoryArguments = Annotated[
     typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="An argument of FACTORY."),
 ]
 
-# Where a URL with a password may stand.
-_ELSEWHERE = {
-    "database": "put the URL into a file for --database-file, into TXSTREAM_DATABASE, or into txstream.toml",
-    "state_database": "put the URL into TXSTREAM_STATE_DATABASES or txstream.toml",
-    "schema_registry": "put the URL into TXSTREAM_SCHEMA_REGISTRY or txstream.toml",
-}
 _MANNERS: dict[str, Any] = {
     "debug": (Annotated[bool, typer.Option("--debug", help="Show tracebacks.")], False),
     "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Only errors and warnings.")], False),
@@ -205,10 +198,6 @@ def _make_cli(values: dict[str, Any]) -> Cli:
     addresses = [name for name in _ADDRESSES if name != "connect_timeout"]
     named: dict[str, Any] = {name: values[name] or None for name in addresses if name in values}
     others = list(values.get("state_database") or ())
-    for name, elsewhere in _ELSEWHERE.items():
-        given = values.get(name) or ()
-        for url in [given] if isinstance(given, str) else given:
-            refuse_secret(f"--{name.replace('_', '-')}", url, elsewhere)
     if isinstance(named.get("database"), list):
         first, *more = named["database"]
         named["database"], others = first, [*more, *others]

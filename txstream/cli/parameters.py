@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Union
 
 from txstream.api.errors import UsageError
-from txstream.given_secrets import refuse_secret_pair, with_variables
+from txstream.given_secrets import with_variables
 from txstream.wording import counted
 
 _TRUE = {"true", "yes", "on", "1"}
@@ -44,15 +44,13 @@ class _ConversionError(Exception):
 
 
 def split_pairs(pairs: Sequence[str], option: str) -> dict[str, str]:
-    """Parse NAME=VALUE texts into a mapping. Raises UsageError for any other text, a name given twice, and a
-    secret, which belongs into a variable (`${NAME}`, see `given_secrets`)."""
+    """Parse NAME=VALUE texts into a mapping. Raises UsageError for any other text and a name given twice."""
     found: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise UsageError(f"{option} {pair!r}: write {option} NAME=VALUE")
         name = name.strip()
-        refuse_secret_pair(option, name, value)
         if name in found:
             raise UsageError(f"{option} {name} was given twice, as {found[name]!r} and as {value!r}")
         found[name] = value

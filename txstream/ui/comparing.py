@@ -20,7 +20,7 @@ from shlex import join
 from typing import TYPE_CHECKING
 
 from txstream.api.errors import UsageError
-from txstream.given_secrets import refuse_secret_pair
+from txstream.given_secrets import is_secret_pair
 
 if TYPE_CHECKING:
     from txstream.settings import Settings
@@ -68,7 +68,12 @@ class Comparing:
         for parameter in asked.get("parameters", "").split():
             if "=" not in parameter:
                 raise UsageError(f"the parameter {parameter!r} is not NAME=VALUE")
-            refuse_secret_pair("-p", *parameter.split("=", 1))
+            if is_secret_pair(parameter):
+                name = parameter.partition("=")[0]
+                raise UsageError(
+                    f"the parameter {name} has a secret in it, which a command line must not show; set a "
+                    f"variable of the page's environment and write {name}=${{VARIABLE}}"
+                )
             words.append(f"--parameter={parameter}")
         words += [f"--topic={asked['topic']}"] if "topic" in asked else []
         return [*words, f"--records={records}", f"--faults={faults}"]
