@@ -152,11 +152,16 @@ def test_what_succeeds_counts_and_what_fails_again_stays_once(make: Any, spout: 
 
 
 @BOTH
-def test_a_retry_in_which_all_fail_again_changes_nothing(make: Any, spout: Any) -> None:
+def test_a_retry_in_which_all_fail_again_changes_nothing(
+    make: Any, spout: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     rig = make(spout)
     before = rig.letters()
+    caplog.clear()
     rig.retry()
     assert (rig.counts(), rig.letters()) == ({"a": 2, "b": 1}, before)
+    told = [record.getMessage() for record in caplog.records if "dead letter" in record.getMessage()]
+    assert told == ["txid 2: 4 dead letters failed again"], "one line, without a record's content"
 
 
 def test_replay_and_why_know_what_was_retried(make: Any, source: MemorySpout) -> None:
@@ -258,7 +263,7 @@ def test_a_retry_that_only_one_database_has_is_made_again(
     """Its next attempt undoes what the first database has, so the records are as dead as before."""
     rig = make(spout)
     Parse.bad = {"bad2"}
-    commit, failures = TopologyStates.commit, []
+    commit, failures = TopologyStates.commit, list[Exception]()
 
     def fails_once(states: TopologyStates, *arguments: Any, **options: Any) -> None:
         if "second" in states.display_url and not failures:
