@@ -1,9 +1,9 @@
 """Dead letters that an operator wants to be retried: which ones a batch takes, and their records.
 
 Invariants. A dead letter is in one open batch at most. A batch takes only those that an earlier txid left out
-and that are `dead`, or will be once the batch has undone its own earlier attempt. One that has failed again is
-not taken again for the same request. Only the lane of planning takes requests off the queue; it does so when
-nothing is left that they ask for.
+and that are `dead`, or will be once the batch has undone its own earlier attempt. One that has failed again
+is not taken again for the same request. Only the lane of planning takes requests off the queue; it does so
+when nothing is left that they ask for.
 """
 
 from __future__ import annotations
