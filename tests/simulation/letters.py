@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
+from unittest import mock
 
 from simulation.histories import REAL, MutableWorld, Rules, tell_of
 from txstream import (
@@ -34,8 +35,11 @@ from txstream import (
 )
 from txstream.api.stable_hash import task_of
 from txstream.batch_metas import BatchMetas
+from txstream.engine.batch import record_search
 from txstream.engine.batch.execution_plan import ExecutionPlan
-from txstream.engine.batch.executor_failures import CrashError
+from txstream.engine.batch.executor_failures import CrashError, Failure
+from txstream.engine.batch.messages import WorkOrder
+from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.semantics import Semantics
@@ -95,10 +99,9 @@ class Check(BasicBolt):
         collector.emit((word,))
 
     def _moods(self, word: str) -> None:
+        failing = _is_failing(word)
         self.calls[word] += 1
-        if word == "moody" and self.calls[word] == 1:
-            raise ValueError(word)
-        if word in SOMETIMES and 1 < self.calls[word] < 16:
+        if failing:
             raise ValueError(word)
 
 
@@ -125,14 +128,24 @@ class Finish(BatchBolt):
         if "alone" in found or ("torn" in found and not self.repaired):
             raise RuntimeError("alone or torn")
         if found >= _TOGETHER and not self.exact:
+            failing = _is_failing("together")
             self.calls["together"] += 1
-            if self.calls["together"] < 4:
+            if failing:
                 raise RuntimeError("together")
         for word in self.words:
             self.collector.emit((word,))
 
 
 _CALLS = (Check.calls, Finish.calls)
+
+
+def _is_failing(word: str) -> bool:
+    """Return whether the next call for this word, or for those that fail together, fails."""
+    if word == "together":
+        return Finish.calls[word] < 3
+    if word == "moody":
+        return not Check.calls[word]
+    return word in SOMETIMES and 1 <= Check.calls[word] < 15
 
 
 class Mark(BasicBolt):
@@ -185,17 +198,39 @@ class _Known(NamedTuple):
     """What came of a part of the log, once, and which calls bolts counted meanwhile."""
 
     attempt: TransactionAttempt
-    result: BatchResult | BaseException
+    result: Any
     calls: Sequence[tuple[Counter[str], Counter[str]]]
 
 
+_failure = record_search._Search._failure
+
+
 class LetterRunner(Runner):
-    """Has bolts compute each part of the log once for all histories, also where it fails: beside the code,
-    nothing but their counted calls decides what comes of it."""
+    """Has bolts compute each part of the log once for all histories, also where it fails, and in searches:
+    beside the code, nothing but whether their counted calls fail now decides what comes of it."""
 
     known: ClassVar[dict[Hashable, _Known]] = {}
 
     def _run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
+        width = min(self._width, _TASKS)
+        found: BatchResult = self._once(
+            attempt, metas, width, lambda: super(LetterRunner, self)._run(attempt, metas)
+        )
+        return found
+
+    def find(
+        self, attempt: TransactionAttempt, parts: Sequence[BatchMetas[Any]], *, most: int, seconds: float
+    ) -> list[FailingRecord]:
+        def failure(search: Any, order: WorkOrder, part: BatchMetas[Any]) -> Failure | None:
+            found: Failure | None = self._once(attempt, part, "search", lambda: _failure(search, order, part))
+            return found
+
+        with mock.patch.object(record_search._Search, "_failure", failure):
+            return super().find(attempt, parts, most=most, seconds=seconds)
+
+    def _once(
+        self, attempt: TransactionAttempt, metas: BatchMetas[Any], how: Hashable, compute: Callable[[], Any]
+    ) -> Any:
         ranges = sorted((name, taken.start, taken.end) for name, taken in metas.partitions.items())
         excluded = [(one.partition, one.offset) for one in metas.excluded]
         places = [key.place for key in metas.retried] + [
@@ -204,16 +239,17 @@ class LetterRunner(Runner):
             for at in range(start, end)
             if (name, at) not in excluded
         ]
-        moods = _moods_of({WORDS[place] for place in places})
-        key = (self._driver.program, self._width, *ranges, None, *excluded, None, *places, None, *moods)
+        words = {WORDS[place] for place in places}
+        code = self._driver.program if words & REPAIRED else (self._world.semantics, self._world.databases)
+        key = (code, how, *ranges, None, *excluded, None, *places, None, *_failing(words))
         found = self.known.get(key)
         if found is None:
             before = [Counter(calls) for calls in _CALLS]
-            result: BatchResult | BaseException
             try:
-                result = super()._run(attempt, metas)
+                result = compute()
             except (Exception, CrashError) as error:  # noqa: BLE001 - raised below, and each time again
-                result = error
+                result = error.with_traceback(None)  # its frames hold the whole world
+                result.__context__ = None
             counted = [(calls, calls - old) for calls, old in zip(_CALLS, before, strict=True)]
             if len(self.known) > _MOST_KNOWN:
                 self.known.clear()
@@ -228,10 +264,11 @@ class LetterRunner(Runner):
         raise failure
 
 
-def _moods_of(words: set[str]) -> list[Hashable]:
-    """Return what the calls counted so far say about how bolts take these words."""
-    moods: list[Hashable] = [(word, min(Check.calls[word], 16)) for word in sorted(words & _MOODY)]
-    return [*moods, min(Finish.calls["together"], 4)] if words >= _TOGETHER else moods
+def _failing(words: set[str]) -> list[str]:
+    """Return at which of these words bolts fail now, as far as that depends on earlier calls. No part of the
+    log calls a bolt for one of them twice."""
+    counted = words & _MOODY | ({"together"} if words >= _TOGETHER else set())
+    return sorted(filter(_is_failing, counted))
 
 
 class LetterDriver(SimulatedDriver):

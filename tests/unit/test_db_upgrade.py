@@ -39,6 +39,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ["state", "list", "words"],
         ["state", "top", "words", "word_count"],
         ["state", "get", "words", "word_count", "a"],
+        ["dead-letters", "list", "words"],
+        ["dead-letters", "show", "words", "p", "0"],
+        ["dead-letters", "export", "words", "--out", "dead.jsonl"],
+        ["dead-letters", "drop", "words", "--yes"],
     ],
     ids=" ".join,
 )

@@ -500,6 +500,16 @@ def dead_places(url: str) -> list[tuple[str, str, str]]:
     return found
 
 
+def test_a_source_that_is_not_kafka_gives_a_records_place_as_text(database: str) -> None:
+    with running({"p": ["a", "bad1"]}, database) as test:
+        test.run()
+    opened = open_database(database)
+    (one,) = opened.dead_letters("words")
+    opened.close()
+    kafkas = one.letter.topic, one.letter.partition, one.letter.timestamp_ms
+    assert (one.place, one.letter.offset, kafkas) == ("p@1", 1, (None, None, None))
+
+
 def test_each_reason_is_logged_once_with_its_count(database: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with running({"p": ["bad1", "a", "bad2", "b", "alone"]}, database) as test:

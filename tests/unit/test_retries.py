@@ -27,7 +27,7 @@ from txstream import (
     TransactionalTopologyBuilder,
     Tuple,
 )
-from txstream.api.errors import CorruptStateError, DecodeError
+from txstream.api.errors import CorruptStateError, DecodeError, ServiceUnavailableError
 from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.cli import operate
 from txstream.cli.main import main
@@ -38,7 +38,7 @@ from txstream.inspect import replay as run_again, why
 from txstream.settings import Settings
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.memory import MemoryRange
-from txstream.state import open_database
+from txstream.state import TopologyStates, open_database
 from txstream.testing import TopologyTest
 from txstream.transaction import Txid
 from txstream.zookeeper import Kind
@@ -152,11 +152,16 @@ def test_what_succeeds_counts_and_what_fails_again_stays_once(make: Any, spout: 
 
 
 @BOTH
-def test_a_retry_in_which_all_fail_again_changes_nothing(make: Any, spout: Any) -> None:
+def test_a_retry_in_which_all_fail_again_changes_nothing(
+    make: Any, spout: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     rig = make(spout)
     before = rig.letters()
+    caplog.clear()
     rig.retry()
     assert (rig.counts(), rig.letters()) == ({"a": 2, "b": 1}, before)
+    told = [record.getMessage() for record in caplog.records if "dead letter" in record.getMessage()]
+    assert told == ["txid 2: 4 dead letters failed again"], "one line, without a record's content"
 
 
 def test_replay_and_why_know_what_was_retried(make: Any, source: MemorySpout) -> None:
@@ -249,6 +254,32 @@ def test_a_letter_of_a_batch_that_only_one_database_has_is_not_retried(
     found = rig.letters()
     assert len(set(found)) == len(found)
     assert [status for _, status in found if status == "dead"] == []
+
+
+@BOTH
+def test_a_retry_that_only_one_database_has_is_made_again(
+    make: Any, spout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next attempt undoes what the first database has, so the records are as dead as before."""
+    rig = make(spout)
+    Parse.bad = {"bad2"}
+    commit, failures = TopologyStates.commit, list[Exception]()
+
+    def fails_once(states: TopologyStates, *arguments: Any, **options: Any) -> None:
+        if "second" in states.display_url and not failures:
+            failures.append(ServiceUnavailableError("the second database is away"))
+            raise failures[0]
+        commit(states, *arguments, **options)
+
+    monkeypatch.setattr(TopologyStates, "commit", fails_once)
+    rig.ask()
+    rig.test.settle()
+    while rig.test.current < 3:
+        rig.test.commit()
+        rig.test.settle()
+    assert failures
+    assert rig.counts() == counted("bad2")
+    assert [place for place, status in rig.letters() if status == "dead"] == ["p@3"]
 
 
 @BOTH

@@ -1,8 +1,9 @@
 """Dead letters that an operator wants to be retried: which ones a batch takes, and their records.
 
-Invariants. A dead letter is in one open batch at most, and a batch takes only those that are `dead` and that
-an earlier txid left out. One that has failed again is not taken again for the same request. Only the lane of
-planning takes requests off the queue; it does so when nothing is left that they ask for.
+Invariants. A dead letter is in one open batch at most. A batch takes only those that an earlier txid left out
+and that are `dead`, or will be once the batch has undone its own earlier attempt. One that has failed again
+is not taken again for the same request. Only the lane of planning takes requests off the queue; it does so
+when nothing is left that they ask for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pyarrow as pa
 from txstream.batch_metas import BatchMetas
 from txstream.dead_letters import DeadLetter, LetterKey
 from txstream.state import TopologyStates
-from txstream.state.dead_letters import DEAD, StoredDeadLetter
+from txstream.state.dead_letters import DEAD, StoredDeadLetter, retried_in
 from txstream.transaction import Txid
 
 MOST_LETTERS: Final = 100
@@ -52,8 +53,9 @@ class Retries:
         self._failed.update(letters)
 
     def next(self, is_open: Collection[LetterKey], before: Txid) -> tuple[LetterKey, ...]:
-        """Return what the batch `before` retries; nothing if all of it is in open batches, or done. What
-        earlier attempts of that batch left in a database is none of it: the batch itself undoes that."""
+        """Return what the batch `before` retries; nothing if all of it is in open batches, or done. The batch
+        itself undoes what its earlier attempts left in a database: what they retried is dead, and what they
+        found is none of it."""
         while self._asked:
             found = self._wanted(self._asked[0], before)
             if found:
@@ -71,11 +73,12 @@ class Retries:
         return metas.retrying(metas.retried, self._decode(found))
 
     def _wanted(self, components: frozenset[str] | None, before: Txid) -> list[LetterKey]:
+        dead = DEAD, retried_in(before)
         return sorted(
             key
             for states in self._states
             for one in states.store.dead_letters(states.life.topology, whole=False)
-            if one.uuid == states.life.uuid and one.status == DEAD and one.txid < before
+            if one.uuid == states.life.uuid and one.status in dead and one.txid < before
             if components is None or one.letter.component in components
             if (key := LetterKey(one.txid, one.place)) not in self._failed
         )
