@@ -293,7 +293,7 @@ def test_an_error_far_from_the_source_names_the_record(
         ("too great", "cannot hold 4611686018427387904 + 4611686018427387904"),
     ],
 )
-def test_an_error_that_only_the_database_finds_names_a_record_with_its_key(
+def test_an_error_that_only_the_commit_finds_names_the_record(
     services: Services, sqlite_url: str, tmp_path: Path, unique: str, wrong: str, told: str
 ) -> None:
     create_topic(services.kafka, unique)
@@ -324,7 +324,5 @@ def test_an_error_that_only_the_database_finds_names_a_record_with_its_key(
         produce(services.kafka, unique, [*words, "bad", "after", "after"])
     with pytest.raises(txstream.StateValueError, match=re.escape(told)) as raised:
         run()
-    assert str(raised.value).endswith(
-        f"; a record with this key is at offset {offset} of partition {unique}/2"
-    )
+    assert str(raised.value).endswith(f"; the record is at offset {offset} of partition {unique}/2")
     assert bad() == before
