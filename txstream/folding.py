@@ -77,16 +77,21 @@ class Fold:
     """Takes tuples and gives one row per key, in the columns of `schema` (keys first, then one per reducer).
 
     A partial result has further columns after those: the `order_fields` that reducers need until they are
-    merged. Totals in it may have wider types. Messages name the `owner`: "table 'words'".
+    merged. Totals in it may have wider types. Messages name the `table` that they are for.
     """
 
     def __init__(
-        self, keys: Sequence[str], reducers: Mapping[str, Reducer], schema: pa.Schema, owner: str = ""
+        self,
+        keys: Sequence[str],
+        reducers: Mapping[str, Reducer],
+        schema: pa.Schema,
+        table: str | None = None,
     ) -> None:
         self.keys = list(keys)
         self.reducers = dict(reducers)
         self.schema = schema
-        self._owner = f"{owner}, " if owner else ""
+        self._table = table
+        self._owner = f"table {table!r}, " if table is not None else ""
         self._partials: list[pa.Table] = []
         self._rows = 0
 
@@ -124,11 +129,12 @@ class Fold:
         columns = [self._fitted(merged, place) for place in range(len(self.schema))]
         return pa.Table.from_arrays(columns, schema=self.schema)
 
-    def shown(self, keys: Sequence[pa.ChunkedArray], row: int) -> str:
-        """Return a row's key for a message, with a colon after it: "key word='spark': "; "" without keys."""
+    def refused(self, keys: Sequence[pa.ChunkedArray], row: int, why: str) -> StateValueError:
+        """Return the error about the row of these keys: "table 't', key word='spark': ..."."""
         named = zip(self.keys, keys, strict=True)
-        text = ", ".join(f"{name}={column[row].as_py()!r}" for name, column in named)
-        return f"key {text}: " if text else ""
+        key = ", ".join(f"{name}={column[row].as_py()!r}" for name, column in named)
+        error = StateValueError(f"{self._owner}{f'key {key}: ' if key else ''}{why}")
+        return error if self._table is None else error.of_row(self._table, key)
 
     def _fitted(self, merged: pa.Table, place: int) -> pa.ChunkedArray:
         field, column = self.schema.field(place), merged.column(place)
@@ -138,10 +144,11 @@ class Fold:
             return column.cast(field.type)
         except pa.ArrowInvalid as error:
             row = _first_unfit(column, field.type)
-            raise StateValueError(
-                f"{self._owner}{self.shown(merged.columns[: len(self.keys)], row)}value column "
-                f"{field.name!r} ({format_type(field.type)}) cannot hold its result {column[row].as_py()}; "
-                f"declare a wider type"
+            raise self.refused(
+                merged.columns[: len(self.keys)],
+                row,
+                f"value column {field.name!r} ({format_type(field.type)}) cannot hold its result "
+                f"{column[row].as_py()}; declare a wider type",
             ) from error
 
     # --- the two steps ------------------------------------------------------------------------------
@@ -240,15 +247,16 @@ class _Work:
             try:
                 results.append(reducer.reduced(values))
             except StateValueError as error:
-                raise StateValueError(
-                    f"{fold._owner}{fold.shown(keys, row)}value column {field.name!r}: {error}"
-                ) from error.__cause__
+                why = f"value column {field.name!r}: {error}"
+                raise fold.refused(keys, row, why) from error.__cause__
         try:
             return pa.chunked_array([to_column(results, field.with_nullable(True))])
         except UnfitValueError as error:
-            raise StateValueError(
-                f"{fold._owner}{fold.shown(keys, error.row)}value column {field.name!r} "
-                f"({format_type(field.type)}) cannot hold {error.value!r:.100}, which {reducer} gave"
+            raise fold.refused(
+                keys,
+                error.row,
+                f"value column {field.name!r} ({format_type(field.type)}) cannot hold {error.value!r:.100}, "
+                f"which {reducer} gave",
             ) from error
 
 
@@ -312,4 +320,4 @@ def new_fold(bolt: StateCommitter) -> Fold | RowFold:
     if isinstance(bolt.state, SqlTable):
         return RowFold(bolt.state, bolt.order_by)
     schema = pa.schema([*bolt.state.key_schema, *bolt.state.value_schema])
-    return Fold(bolt.state.key_names, bolt.reducers, schema, f"table {bolt.state.table!r}")
+    return Fold(bolt.state.key_names, bolt.reducers, schema, bolt.state.table)

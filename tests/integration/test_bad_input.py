@@ -69,6 +69,24 @@ def test_unreachable_services_and_a_missing_topic(
     assert not table_exists(asked["master"][1], unique)
 
 
+@pytest.mark.ci
+def test_a_master_with_which_spark_does_not_start_is_told_with_sparks_reason(
+    launcher: Launcher, services: Services, unique: str, closed_port: int
+) -> None:
+    create_topic(services.kafka, unique)
+    masters = {
+        "yarn": [1, "When running with master 'yarn' either HADOOP_CONF_DIR or YARN_CONF_DIR must be set"],
+        f"k8s://https://127.0.0.1:{closed_port}": [1, "KubernetesClientException", "Connection refused"],
+        "sc://127.0.0.1:15002": [2, "Spark Connect", "no driver run Python functions"],
+        "banana": [2, "'banana' is no master of Spark's", "spark://HOST:PORT"],
+    }
+    runs = [launcher.word_count_arguments(unique, unique, unique, "--master", url) for url in masters]
+    for outcome, (status, *words) in zip(launcher.run_together(runs), masters.values(), strict=True):
+        assert_told(outcome, int(status), *map(str, words))
+        assert "log4j" not in outcome.stderr.splitlines()[-1]
+    assert not table_exists(launcher.database, unique)
+
+
 def test_a_name_that_cannot_be_resolved_is_told_at_once(launcher: Launcher, unique: str) -> None:
     endless = ["--connect-timeout", "600"]
     told = dict.fromkeys(("zookeeper", "kafka", "database"), "no-such-host.invalid:1")
@@ -294,7 +312,7 @@ def test_an_error_far_from_the_source_names_the_record(
         ("too great", "cannot hold 4611686018427387904 + 4611686018427387904"),
     ],
 )
-def test_an_error_that_only_the_database_finds_names_a_record_with_its_key(
+def test_an_error_that_only_the_commit_finds_names_the_record(
     services: Services, sqlite_url: str, tmp_path: Path, unique: str, wrong: str, told: str
 ) -> None:
     create_topic(services.kafka, unique)
@@ -325,7 +343,5 @@ def test_an_error_that_only_the_database_finds_names_a_record_with_its_key(
         produce(services.kafka, unique, [*words, "bad", "after", "after"])
     with pytest.raises(txstream.StateValueError, match=re.escape(told)) as raised:
         run()
-    assert str(raised.value).endswith(
-        f"; a record with this key is at offset {offset} of partition {unique}/2"
-    )
+    assert str(raised.value).endswith(f"; the record is at offset {offset} of partition {unique}/2")
     assert bad() == before

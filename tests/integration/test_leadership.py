@@ -224,3 +224,23 @@ def test_standby_takes_over_when_the_leader_is_killed(succession: Succession) ->
 def test_standby_waits_for_the_lock_of_a_frozen_leader(succession: Succession) -> None:
     succession.assert_taken_over()
     assert succession.first.status == -signal.SIGKILL
+
+
+def test_a_leader_that_was_killed_here_is_told_with_its_end_and_a_new_id_waits_for_nobody(
+    launcher: Launcher, services: Services, unique: str
+) -> None:
+    launcher = launcher.without_spark
+    create_topic(services.kafka, unique)
+    arguments = ["--id", unique, "-p", f"topic={unique}", "-p", f"table={unique}", "--session-timeout", "4"]
+    leader = launcher.start("run", WORD_COUNT, *arguments)
+    leader.wait_for_line("is running")
+    leader.process.kill()
+    told = leader.wait().stderr
+    assert [word for word in ("leader", "standing by", "waiting for") if word in told] == []
+    successor = launcher.word_count(unique, unique, unique)
+    assert successor.status == 0
+    assert (
+        f":{leader.process.pid}, which has ended; its session ends within 4 s, then this run takes over"
+        in successor.stderr
+    )
+    assert "standing by" not in successor.stderr

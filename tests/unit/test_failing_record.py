@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pyarrow as pa
@@ -10,8 +11,8 @@ import pytest
 from txstream.api.errors import BatchFailedError, BoltError, StateValueError, TxstreamError
 from txstream.api.tuples import Chunk
 from txstream.batch_metas import BatchMetas, halves
-from txstream.engine.batch.executor_failures import describe
-from txstream.engine.loop.failing_record import SECONDS, Written, name_record
+from txstream.engine.batch.executor_failures import Failure, describe
+from txstream.engine.loop.failing_record import SECONDS, Trials, name_record
 from txstream.spouts.files import FileRange
 from txstream.spouts.memory import MemoryRange
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
@@ -26,49 +27,92 @@ class Source:
         self.error, self.bad = error, bad
         self.parts = self.records = 0
 
-    def process(self, part: BatchMetas[Any]) -> Written:
+    def process(self, part: BatchMetas[Any]) -> None:
         self.parts += 1
         self.records += sum(meta.records for meta in part.partitions.values())
         held = [part.partitions.get(name) for name, _ in self.bad]
         pairs = zip(held, self.bad, strict=True)
         if all(meta is not None and meta.start <= at < meta.end for meta, (_, at) in pairs):
             raise self.error
-        return ()
+
+
+class Either:
+    """Fails for parts that have what one of several sources fails for, as the first of these does."""
+
+    def __init__(self, *sources: Source) -> None:
+        self.sources = sources
+
+    def process(self, part: BatchMetas[Any]) -> None:
+        for one in self.sources:
+            one.process(part)
 
 
 @pytest.mark.parametrize("kind", [BoltError, StateValueError])
 def test_one_record_is_found_with_few_runs(kind: type[TxstreamError]) -> None:
     source = Source(kind("it fails"), ("t/10", 137))
     error = kind("it fails")
-    name_record(error, METAS, source.process)
+    name_record(error, METAS, Trials(source.process))
     assert str(error) == "it fails; the record is at offset 137 of partition t/10"
     assert source.parts < 25
     assert source.records < 2 * 1200
 
 
 def test_the_first_of_several_records_is_named() -> None:
-    class Either(Source):
-        def process(self, part: BatchMetas[Any]) -> Written:
-            for one in (Source(self.error, bad) for bad in self.bad):
-                one.process(part)
-            return ()
-
     error = BoltError("it fails")
-    name_record(error, METAS, Either(BoltError("it fails"), ("t/3", 150), ("t/3", 160)).process)
+    bad = [Source(BoltError("it fails"), ("t/3", offset)) for offset in (150, 160)]
+    name_record(error, METAS, Trials(Either(*bad).process))
     assert error.record == "the record is at offset 150 of partition t/3"
 
 
-def test_records_that_fail_together_are_named_as_a_range() -> None:
-    error = BoltError("it fails")
-    name_record(error, METAS, Source(BoltError("it fails"), ("t/3", 110), ("t/3", 160)).process)
-    assert str(error) == "it fails; the records were at offset 100 to 199 of partition t/3"
+def test_the_record_of_the_tuple_that_is_told_is_named_and_not_another_one_that_fails_alike() -> None:
+    told = "txid 5 attempt 1.2, component 'b', task {}: ValueError: no, while processing Tuple(n={})"
+    error = BoltError(told.format(0, 7))
+    bad = [
+        Source(BoltError(told.format(3, n)), (partition, 150)) for partition, n in (("t/3", 5), ("t/8", 7))
+    ]
+    for one in (error, *(source.error for source in bad)):
+        one.without_data = "component 'b': ValueError"
+    name_record(error, METAS, Trials(Either(*bad).process))
+    assert error.record == "the record is at offset 150 of partition t/8"
+
+
+def test_the_record_of_the_row_that_is_told_is_named() -> None:
+    """Both fail alike in all words; the first record's row is another one."""
+    error = StateValueError("too wide").of_row("t", "word='b'")
+    bad = [
+        Source(StateValueError("too wide").of_row("t", key), (partition, 150))
+        for partition, key in (("t/3", "word='a'"), ("t/8", "word='b'"))
+    ]
+    name_record(error, METAS, Trials(Either(*bad).process))
+    assert error.record == "the record is at offset 150 of partition t/8"
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "told"),
+    [
+        (("t/3", 110), ("t/3", 160), "at offset 110 to 160 of partition t/3"),
+        (("t/3", 199), ("t/4", 100), "at offset 199 of partition t/3, at offset 100 of partition t/4"),
+        (
+            ("t/0", 100),
+            ("t/1", 150),
+            "at offset 100 to 199 of partition t/0, at offset 100 to 150 of partition t/1",
+        ),
+    ],
+)
+def test_records_that_fail_only_together_are_named_as_the_smallest_range(
+    first: tuple[str, int], last: tuple[str, int], told: str
+) -> None:
+    source, error = Source(BoltError("it fails"), first, last), BoltError("it fails")
+    name_record(error, METAS, Trials(source.process))
+    words = "only several records together make it fail; the smallest range found is"
+    assert str(error) == f"it fails; {words} {told}"
+    assert source.parts <= 25
 
 
 def test_what_does_not_fail_alike_again_says_what_the_batch_held() -> None:
-    """A commit's error, for example: a part of a batch is only processed."""
     for other in (StateValueError("another"), RuntimeError("lost"), BoltError("another")):
         error = BoltError("it fails")
-        name_record(error, METAS, Source(other, ("t/3", 110)).process)  # type: ignore[arg-type]
+        name_record(error, METAS, Trials(Source(other, ("t/3", 110)).process))  # type: ignore[arg-type]
         assert error.record is not None
         assert error.record.startswith("the records were at offset 100 to 199 of partition t/0, at offset")
         assert error.record.endswith("t/3, 8 more partitions")
@@ -78,40 +122,94 @@ def test_errors_are_alike_whatever_value_they_name_but_not_of_other_columns() ->
     told = "txid 5 attempt 1.2, component 'store', task 1: column {!r} of table 't' got '{}', which is wrong"
     for column, found in (("n", True), ("m", False)):
         error = StateValueError(told.format("n", "a12"))
-        name_record(error, METAS, Source(StateValueError(told.format(column, "b")), ("t/3", 150)).process)
+        source = Source(StateValueError(told.format(column, "b")), ("t/3", 150))
+        name_record(error, METAS, Trials(source.process))
         assert (error.record == "the record is at offset 150 of partition t/3") is found
 
 
-def test_what_only_the_store_refuses_is_found_by_the_key_of_its_row() -> None:
-    """Offset 150 of t/3 and all of t/1 have the key; another table has it everywhere."""
+def test_what_an_executor_wrote_fails_alike_when_the_driver_rehearses_it() -> None:
+    words = "database postgresql://h:5432/d refuses a value in txid 5 attempt 1.{}: value too long"
+    attempt = TransactionAttempt(Txid(5), AttemptId((1 << 32) + 2))
+    error = Failure("StateValueError", words.format(2), "store", None, "").to_error(attempt)
+    name_record(error, METAS, Trials(Source(StateValueError(words.format(9)), ("t/3", 150)).process))
+    assert error.record == "the record is at offset 150 of partition t/3"
 
-    def process(part: BatchMetas[Any]) -> Written:
-        keys = ["other"]
-        meta = part.partitions.get("t/3")
-        if "t/1" in part.partitions or (meta is not None and meta.start <= 150 < meta.end):
-            keys.append("wide")
-        return [("sums", pa.table({"word": keys})), ("t", pa.table({"word": ["wide"]}))]
 
-    error = StateValueError("it does not fit").of_row("sums", "word='wide'")
-    name_record(error, METAS, process, lambda: 0.0)
-    assert str(error) == "it does not fit; a record with this key is at offset 150 of partition t/3"
-    unknown = StateValueError("it does not fit").of_row("sums", "word='who'")
-    name_record(unknown, METAS, process, lambda: 0.0)
-    assert unknown.record is not None
-    assert unknown.record.startswith("the records were at offset 100 to 199 of partition t/0, at offset")
+def test_what_fails_otherwise_by_itself_is_not_said_to_fail_only_together() -> None:
+    alone = Source(StateValueError("by itself"), ("t/3", 160))
+    together = Source(BoltError("it fails"), ("t/3", 110), ("t/3", 160))
+    error = BoltError("it fails")
+    name_record(error, METAS, Trials(Either(together, alone).process))
+    assert error.record == "the records were at offset 110 to 160 of partition t/3"
+
+
+def test_a_range_of_bytes_is_never_said_to_fail_only_together() -> None:
+    files: BatchMetas[Any] = BatchMetas({"a": FileRange(0, 5, 2), "b": FileRange(0, 7, 3)})
+
+    def process(part: BatchMetas[Any]) -> None:
+        if "b" in part.partitions:
+            raise BoltError("it fails")
+
+    error = BoltError("it fails")
+    name_record(error, files, Trials(process))
+    assert error.record == "the records were at offset 0 to 6 of partition b"
+
+
+def test_bolts_of_the_commit_phase_are_not_tried() -> None:
+    source, error = Source(BoltError("it fails"), ("t/10", 137)), BoltError("it fails")
+    name_record(error, METAS, Trials(source.process), in_commit=True)
+    assert error.record is not None
+    assert error.record.endswith(
+        "8 more partitions; bolts of the commit phase are not tried with some of them"
+    )
+    assert source.parts == 0
+
+
+def test_what_the_commit_phase_failed_at_is_sought() -> None:
+    found: BatchMetas[Any] = BatchMetas({"t/3": MemoryRange(150, 151)})
+    asked: list[float] = []
+
+    def seek(seconds: float) -> BatchMetas[Any]:
+        asked.append(seconds)
+        return found
+
+    error = BoltError("it fails")
+    error.given = ("word", "digest")
+    trials = Trials(Source(BoltError("it fails"), ("t/1", 1)).process, seek)
+    name_record(error, METAS, trials, in_commit=True)
+    assert str(error) == "it fails; a record with this tuple is at offset 150 of partition t/3"
+    by_key = StateValueError("it does not fit")
+    name_record(by_key, METAS, trials, seconds=7.0)
+    assert by_key.record == "a record with this key is at offset 150 of partition t/3"
+    assert asked == [SECONDS, 7.0]
+    in_halves = BoltError("it fails")
+    name_record(in_halves, METAS, Trials(Source(BoltError("it fails"), ("t/10", 137)).process, seek))
+    assert in_halves.record == "the record is at offset 137 of partition t/10"
 
 
 def test_nobody_waits_for_long() -> None:
-    source, now = Source(BoltError("it fails"), ("t/10", 137)), [0.0]
+    """Half of the batch is known to fail when the next part hangs, and stays so however that ends."""
+    source, gave_up = Source(BoltError("it fails"), ("t/10", 137)), threading.Event()
 
-    def process(part: BatchMetas[Any]) -> Written:
-        now[0] += SECONDS / 2
-        return source.process(part)
+    def process(part: BatchMetas[Any]) -> None:
+        if source.parts >= 2:
+            gave_up.wait(60)
+        source.process(part)
 
     error = BoltError("it fails")
-    name_record(error, METAS, process, lambda: now[0])
-    assert source.parts <= 3
-    assert str(error).count("of partition t/") == 3
+    name_record(error, METAS, Trials(process, give_up=gave_up.set), seconds=0.2)
+    assert gave_up.is_set()
+    assert str(error).count("of partition t/") == 4
+    assert "t/6, at offset 100 to 199 of partition t/7" in str(error)
+
+
+def test_a_search_that_breaks_leaves_the_error_as_it_was() -> None:
+    def broken(_seconds: float) -> None:
+        raise RuntimeError("the search itself")
+
+    error = BoltError("it fails")
+    name_record(error, METAS, Trials(lambda _: None, broken), in_commit=True)
+    assert str(error).startswith("it fails; the records were at offset 100 to 199 of partition t/0")
 
 
 def test_outages_and_known_records_are_left_as_they_are() -> None:
@@ -119,7 +217,7 @@ def test_outages_and_known_records_are_left_as_they_are() -> None:
     known.record = "it is known"
     for error in (BatchFailedError("a broker"), known):
         source = Source(BoltError("it fails"), ("t/1", 1))
-        name_record(error, METAS, source.process)
+        name_record(error, METAS, Trials(source.process))
         assert (source.parts, " of partition" in str(error)) == (0, False)
 
 

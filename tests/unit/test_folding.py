@@ -221,7 +221,7 @@ def test_a_total_is_refused_for_what_it_is_and_not_for_how_its_tuples_were_sprea
 
 
 def test_a_total_that_does_not_fit_is_told_with_its_key() -> None:
-    fold = Fold(["word"], {"n": Sum("x")}, parse_schema("word string, n tinyint"), "table 'words'")
+    fold = Fold(["word"], {"n": Sum("x")}, parse_schema("word string, n tinyint"), "words")
     fold.add(to_batch([("a", 0, 100, 0.0), ("b", 0, 100, 0.0)]))
     fold.add(to_batch([("b", 0, 28, 0.0)]))
     with pytest.raises(

@@ -7,7 +7,7 @@ found and what to do next; the cause is chained. `exit_status` is the exit statu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from txstream.wording import storable
 
@@ -15,7 +15,8 @@ from txstream.wording import storable
 class TxstreamError(Exception):
     """Root of all txstream errors. `without_data`, where known, is the message without user code's words, and
     `record` says where in the source the record is that it is about. `component`, `kind` and `words`: who
-    failed, the class of what was raised there, and its message, if a worker reported it. `ends_run`: no
+    failed, the class of what was raised there, and its message, if a worker reported it; `given`: the tuple
+    that was processed there, as the engine looks for it. `ends_run`: no
     further attempt is made, because too many records of the batch fail. `story`: if it ended a
     run, the coordinator's last events and commands, the oldest first, a line each. `shows_story`: whether the
     command line shows the end of it without being asked to.
@@ -31,6 +32,7 @@ class TxstreamError(Exception):
     component: str | None = None
     kind: str | None = None
     words: str | None = None
+    given: Any = None
     ends_run: bool = False
 
     def __init__(self, *parts: object) -> None:
@@ -100,7 +102,8 @@ class TupleError(TxstreamError):
 
 class BoltError(TxstreamError):
     """User code raised. The message names txid, attempt, component, task and tuple, and has the traceback. Of
-    the error that ends a run it also names partition and offset of the record."""
+    the error that ends a run it also names partition and offset of the record; in the commit phase, of one
+    that makes the tuple, or the ranges of the batch."""
 
 
 class BatchTimeoutError(BatchFailedError):
@@ -144,8 +147,8 @@ class StateTableError(TxstreamError):
 
 class StateValueError(TxstreamError):
     """A value cannot be stored: a null in a key, a number out of range. As in `BoltError`, the message names
-    partition and offset of the record. `row`: the table and the key, as text, of the row that it was for, if
-    only the store could tell."""
+    partition and offset of the record, or a range of records that fail only together. `row`: the table and
+    the key, as text, of the row that it was for, if that is known."""
 
     row: tuple[str, str] | None = None
 

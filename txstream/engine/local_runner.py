@@ -44,6 +44,7 @@ from txstream.engine.batch.shares import (
     write_share,
 )
 from txstream.engine.batch.sizing import work_order
+from txstream.engine.batch.sought import Sought
 from txstream.engine.batch.task_answers import collect_result, open_answers
 from txstream.engine.batch.task_tree import task_tree
 from txstream.engine.batch.worker import run_first_stage, run_later_stage
@@ -209,10 +210,18 @@ class InProcessRunner:
         return self._process_all(order, elements, started)
 
     def find(
-        self, attempt: TransactionAttempt, parts: Sequence[BatchMetas[Any]], *, most: int, seconds: float
+        self,
+        attempt: TransactionAttempt,
+        parts: Sequence[BatchMetas[Any]],
+        *,
+        most: int,
+        seconds: float,
+        sought: Sought | None = None,
     ) -> list[FailingRecord]:
         """See `BatchRunner`. Raises BatchFailedError when the attempt is cancelled."""
-        shares = search_shares(self.plan, attempt, parts, self.slots, most=most, seconds=seconds)
+        shares = search_shares(
+            self.plan, attempt, parts, self.slots, most=most, seconds=seconds, sought=sought
+        )
 
         def work() -> list[FailingRecord]:
             with self._process() as process:

@@ -30,6 +30,7 @@ from txstream.engine.batch.messages import ANSWER, PYTHON, Element, WorkOrder
 from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.batch.shares import StateWrite, cut
+from txstream.engine.batch.sought import Sought
 from txstream.engine.batch.worker import run_later_stage
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.local_runner import InProcessRunner
@@ -214,7 +215,13 @@ class Runner(InProcessRunner):
         return found
 
     def find(
-        self, attempt: TransactionAttempt, parts: Sequence[BatchMetas[Any]], *, most: int, seconds: float
+        self,
+        attempt: TransactionAttempt,
+        parts: Sequence[BatchMetas[Any]],
+        *,
+        most: int,
+        seconds: float,
+        sought: Sought | None = None,
     ) -> list[FailingRecord]:
         self._driver.pass_point("before records are looked for", attempt)
         lost = self._world.log.lost & {name for part in parts for name in part.partitions}
@@ -224,7 +231,7 @@ class Runner(InProcessRunner):
         seconds = math.inf if self._world.chances.below(3) else 0.0
         self._computes = True
         try:
-            return super().find(attempt, parts, most=most, seconds=seconds)
+            return super().find(attempt, parts, most=most, seconds=seconds, sought=sought)
         except CrashError as error:
             raise BoltError(f"{attempt}: user code has killed its worker process") from error
         finally:

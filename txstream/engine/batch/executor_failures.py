@@ -14,6 +14,7 @@ from typing import Any
 
 from txstream.api import errors
 from txstream.api.tuples import DEFAULT_STREAM
+from txstream.engine.batch.sought import Sought
 from txstream.transaction import TransactionAttempt
 from txstream.wording import storable
 
@@ -37,7 +38,8 @@ class CrashError(BaseException):
 class Failure:
     """What went wrong on an executor. `error` is the name of a txstream error, BoltError for anything else;
     `kind` is the exception's own name and the place where it was raised, `record` the record's place in the
-    source, if its tuple says that, and `row` the row that a store has refused."""
+    source, if its tuple says that, `row` the row that a store has refused, and `given` the tuple, as `Sought`
+    has it."""
 
     error: str
     message: str
@@ -47,6 +49,7 @@ class Failure:
     kind: str = ""
     record: str | None = None
     row: Sequence[str] | None = None
+    given: Sequence[Any] | None = None
 
     def to_document(self) -> dict[str, Any]:
         return asdict(self)
@@ -67,6 +70,8 @@ class Failure:
         raised.record = self.record
         if self.row is not None and isinstance(raised, errors.StateValueError):
             raised.of_row(*self.row)
+        if self.given is not None:
+            raised.given = Sought(self.given[0], self.given[1], self.component)
         raised.component, raised.kind = self.component, self.kind.partition(" ")[0]
         raised.words = self.message.partition(", while processing ")[0]
         if self.details:
@@ -78,7 +83,7 @@ class Failure:
 
 
 def describe(
-    error: BaseException, component: str, task: int | None, tup: object = None, *, spout: str | None = None
+    error: BaseException, component: str, task: int | None, tup: Any = None, *, spout: str | None = None
 ) -> Failure:
     """Return an exception as data. Its traceback begins in the user's own code. `spout` is the component
     whose tuples may have kept where their records are."""
@@ -105,7 +110,8 @@ def describe(
     # Cut here already: the driver takes in what all tasks say, and puts before it who failed.
     message, details = (storable(text, _MAX_CHARACTERS) for text in (message, _user_traceback(error)))
     row = error.row if isinstance(error, errors.StateValueError) else None
-    return Failure(name, message, component, task, details, kind, record, row)
+    given = None if tup is None else Sought.of(dict(zip(tup.fields, tup.values, strict=True)))[:2]
+    return Failure(name, message, component, task, details, kind, record, row, given)
 
 
 def _record_of(tup: Any, spout: str | None) -> str | None:

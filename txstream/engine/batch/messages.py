@@ -26,6 +26,7 @@ from txstream.api.errors import ShortBatchError
 from txstream.digests import TableDigest
 from txstream.engine.batch.edge_counts import EdgeCount, counts_of
 from txstream.engine.batch.executor_failures import Failure
+from txstream.engine.batch.sought import Sought
 from txstream.placement import TaskPlace
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.wording import counted
@@ -42,7 +43,8 @@ class WorkOrder:
     that every Spark task of an attempt, even one that is computed again, sees the same layout. `committed` is
     the attempt that was committed last; it is set only in the commit phase, and only if it is known.
     `excluded` are the offsets, by partition, of the records that the batch leaves out. `records` are those of
-    dead letters that it retries, as the spout emits them; the first Spark task has them.
+    dead letters that it retries, as the spout emits them; the first Spark task has them. `sought` is what a
+    search looks for instead of records that fail.
     """
 
     attempt: TransactionAttempt
@@ -52,6 +54,7 @@ class WorkOrder:
     committed: TransactionAttempt | None = None
     excluded: Mapping[str, Sequence[int]] = field(default_factory=dict)
     records: pa.RecordBatch | None = None
+    sought: Sought | None = None
 
     def to_json(self) -> str:
         return json.dumps(
@@ -64,6 +67,7 @@ class WorkOrder:
                 "committed": self.committed and [self.committed.txid, self.committed.attempt],
                 "excluded": dict(self.excluded),
                 "records": None if self.records is None else _as_text(self.records),
+                "sought": self.sought,
             },
             separators=(",", ":"),
         )
@@ -81,6 +85,7 @@ class WorkOrder:
             None if committed is None else TransactionAttempt(*committed),
             document["excluded"],
             None if document["records"] is None else _from_text(document["records"]),
+            None if document["sought"] is None else Sought(*document["sought"]),
         )
 
 

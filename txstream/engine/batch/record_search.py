@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from txstream.api.errors import TxstreamError
@@ -25,6 +26,7 @@ from txstream.engine.batch.executor_failures import OF_A_RECORD, CrashError, Fai
 from txstream.engine.batch.layout import max_width
 from txstream.engine.batch.messages import ANSWER, Answer, WorkOrder
 from txstream.engine.batch.sizing import batch_width, planned_records, work_order
+from txstream.engine.batch.sought import Sought
 from txstream.engine.batch.worker import run_first_stage
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.transaction import TransactionAttempt
@@ -50,10 +52,12 @@ def search_shares(
     *,
     most: int,
     seconds: float,
+    sought: Sought | None = None,
     record_seconds: float | None = None,
 ) -> list[str]:
     """Return what each Spark task of a search is to look through. It ends when it has found `most` records,
-    or after so many `seconds`. The tasks are as many as a batch of these parts would get."""
+    or after so many `seconds`. The tasks are as many as a batch of these parts would get. With `sought`,
+    records that make this tuple count as failing."""
     sizes = [planned_records(part) for part in parts]
     records = None if None in sizes else sum(filter(None, sizes))
     partitions = sum(len(part.partitions) for part in parts)
@@ -64,7 +68,10 @@ def search_shares(
     return [
         json.dumps(
             {
-                "orders": [work_order(attempt, piece, plan, slots, width=1).to_json() for piece in share],
+                "orders": [
+                    replace(work_order(attempt, piece, plan, slots, width=1), sought=sought).to_json()
+                    for piece in share
+                ],
                 "most": most,
                 "seconds": seconds,
             }
@@ -159,6 +166,7 @@ class _Search:
     def _failure(self, order: WorkOrder, part: BatchMetas[Any]) -> Failure | None:
         """Try a part. Return how it fails, or None."""
         smaller = work_order(order.attempt, part, self._plan, order.slots, width=1)
+        smaller = replace(smaller, sought=order.sought)
         for target, message in run_first_stage(self._plan, 0, smaller, self._process):
             if target == ANSWER:
                 return Answer.decode(message).failure

@@ -19,6 +19,7 @@ from txstream.transaction import TransactionAttempt
 if TYPE_CHECKING:
     from txstream.engine.batch.record_search import FailingRecord
     from txstream.engine.batch.shares import StateWrite
+    from txstream.engine.batch.sought import Sought
 
 
 class Emitted(NamedTuple):
@@ -70,11 +71,17 @@ class BatchRunner(Protocol):
         """Process one attempt. Raises the TxstreamError that an executor reported, or another on a crash."""
 
     def find(
-        self, attempt: TransactionAttempt, parts: Sequence[BatchMetas[Any]], *, most: int, seconds: float
+        self,
+        attempt: TransactionAttempt,
+        parts: Sequence[BatchMetas[Any]],
+        *,
+        most: int,
+        seconds: float,
+        sought: Sought | None = None,
     ) -> Sequence[FailingRecord]:
-        """Return records in these parts of a batch that fail by themselves, as far as one job can tell (see
-        `record_search`). Each Spark task of it stops at `most` records, and begins nothing more after so many
-        `seconds`. Raises as `run`."""
+        """Return records in these parts of a batch that fail by themselves, or, if a tuple is sought, that
+        make it (`is_sought`), as far as one job can tell (see `record_search`). Each Spark task of it stops
+        at `most` records, and begins nothing more after so many `seconds`. Raises as `run`."""
 
     def commit(
         self,

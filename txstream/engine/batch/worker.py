@@ -55,6 +55,8 @@ def run_first_stage(
         run = StageRun(plan, layout, stage, spark_task, order, process)
         records, waited = _read(plan, spark_task, order, run, process)
         run.finish()
+        if order.sought is not None:
+            order.sought.refuse(run.outbox.tables())
         answer = _answer(run, started, waited)
         answer.records, answer.read_seconds = records, waited
         answer.places.insert(0, _spout_place(plan, spark_task, process, records, waited))

@@ -161,15 +161,6 @@ class BatchCommitter:
                     vars(error)["component"] = table.component
                     raise
 
-    def keys(self, deltas: Prepared) -> list[tuple[str, pa.Table]]:
-        """Return the keys that the deltas are for, with the names of their tables."""
-        return [
-            (spec.state.table, deltas[component].table.select(list(spec.state.key_names)))
-            for target in self._targets
-            for spec, component in zip(target.tables, target.components, strict=True)
-            if component in deltas
-        ]
-
     @property
     def begins_before_bolts(self) -> bool:
         """Whether bolts of the commit phase write states, so that `begin` must come before they run."""

@@ -120,11 +120,11 @@ class EventLoop:
             retries=retries,
         )
         self._retries = retries
-        self._processing = Processing(
+        self.processing = Processing(
             *(self, runner, committer, self._planning, unreadable, watcher, self.statistics, codec),
             *(topology, letters, retries),
         )
-        release = self._processing.release
+        release = self.processing.release
         self._commits = CommitPhase(
             *(self, committer, runner, codec, watcher, self.statistics, release),
             has_bolts=any(bolt.runs_in_commit for bolt in topology.bolts),
@@ -211,7 +211,7 @@ class EventLoop:
         self.workers.interrupt()
         self._operators.shut_down()
         for batch in self.coordinator.active.values():
-            self._processing.cancel(batch.attempt)
+            self.processing.cancel(batch.attempt)
         self.workers.shut_down()
 
     def fail_run(self, error: BaseException) -> None:
@@ -234,15 +234,15 @@ class EventLoop:
                     self._amend(command)
                 case EmitBatch():
                     self._watcher.emitting(command)
-                    self._processing.emit(command)
+                    self.processing.emit(command)
                 case EmitCommit(attempt):
-                    self._commits.commit(command, self._processing.take(attempt), self._committed)
+                    self._commits.commit(command, self.processing.take(attempt), self._committed)
                 case Advance():
                     self._advance(command)
                 case Cancel(attempt):
                     self._watcher.dropped(attempt)
                     self.failures.drop(attempt)
-                    self._processing.drop(attempt)
+                    self.processing.drop(attempt)
 
     def steered(self) -> None:
         self.carry_out(self.coordinator.sync())
@@ -299,7 +299,7 @@ class EventLoop:
             self.statistics.add(timing, is_recovered=txid in self._recovered)
             self._watcher.advanced(timing)
             self.failures.committed(txid)
-            self._processing.committed(txid)
+            self.processing.committed(txid)
             self.carry_out(self.coordinator.advanced(txid))
             self._planning.forget(txid)
             self._operators.advanced(self.statistics.assignment)

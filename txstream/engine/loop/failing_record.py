@@ -1,98 +1,237 @@
 """Names the record at which a batch fails, once the batch's error has ended the run.
 
-Its ranges are processed again in halves, as long as one half fails in the same way, down to a single record.
-What only the database refuses, such as a sum that no longer fits, does not fail then: a half is taken if it
-has the row's key. Nothing of this is committed, and a batch that does not end the run costs nothing.
+Its ranges are tried again in halves, as long as one half fails in the same way, down to a single record.
+Where no half fails but the whole does, several records fail together, and a small range of them is sought.
+
+Invariants. Nothing of a trial is committed, and a batch that does not end the run costs nothing. A search
+ends in time, whatever user code or a database does, and never takes the place of the run's own error. What
+is named is the batch, or a part of it that has failed alike.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import pyarrow as pa
-
 from txstream.api.errors import BoltError, StateValueError, TupleError, TxstreamError
-from txstream.batch_metas import BatchMetas, halves
+from txstream.batch_metas import BatchMetas, is_numbered, until
 from txstream.engine.loop.retry_policy import reason_of
 from txstream.wording import counted, in_order
 
 log = logging.getLogger(__name__)
 
 SECONDS = 20.0
-"""No further part is processed after this time: the run is over, and somebody waits for its end."""
-
-Written = Sequence[tuple[str, pa.Table]]
-"""The keys that the commit of a part would write, with the names of their tables."""
+"""A search takes no longer: the run is over, and somebody waits for its end."""
 
 _MOST_RANGES = 4
-_NAMES = re.compile(r"(?:component|table|column) '[^']*'")
+_ATTEMPT = re.compile(r"txid \d+ attempt \d+\.\d+|, task \d+(?=:)")
+_NAMES = re.compile(r"(?:table|column) '[^']*'")
 _VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
+
+Ranges = Mapping[str, Any]
+"""By partition."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What a search may do; none of it is committed. `attempt` does to a part of the batch what was done to
+    all of it, and raises how it fails. `seek` returns, within about so many seconds, a record that makes the
+    tuple, or one with the key, at which the commit phase failed; None if there is none. `give_up`, called
+    from another thread, ends what is under way."""
+
+    attempt: Callable[[BatchMetas[Any]], object]
+    seek: Callable[[float], BatchMetas[Any] | None] = lambda _seconds: None
+    give_up: Callable[[], object] = lambda: None
 
 
 def name_record(
     error: BaseException,
     metas: BatchMetas[Any],
-    process: Callable[[BatchMetas[Any]], Written],
-    now: Callable[[], float] = time.monotonic,
+    trials: Trials,
+    *,
+    in_commit: bool = False,
+    seconds: float = SECONDS,
 ) -> None:
-    """Add to the error where its record is, or, if that cannot be found, what its batch held. `process` does
-    to a part of the batch what was done to all of it, up to the commit, and raises how it fails or returns
-    what would be written."""
+    """Add to the error where its record is, or, if that cannot be found, what its batch held. `in_commit`: a
+    bolt of the commit phase failed, which is never tried with a part of the batch: nobody could undo what it
+    changes outside of the states, and a store that remembers the txid would take the part for the whole."""
     if not isinstance(error, (BoltError, StateValueError, TupleError)) or error.record is not None:
         return
-    found = dict(metas.partitions)
-    if not found:
+    if not metas.partitions:
         return
-    deadline = now() + SECONDS
     log.info("looking for the record at which the batch fails")
-    while now() < deadline:
-        parts = reversed([*halves(found, exact=True)])
-        smaller = next((part for part in parts if _is_about(error, metas.part(part), process)), None)
-        if smaller is None:
-            break
-        found = smaller
-    error.record = _told(found, of_key=isinstance(error, StateValueError) and error.row is not None)
+    search = _Search(error, metas, trials, in_commit=in_commit, seconds=seconds)
+    # A daemon, because nothing can end a thread in user code, and Python must exit all the same.
+    thread = threading.Thread(target=search.run, name="txstream-failing-record", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if search.end():
+        trials.give_up()
+    error.record = search.told()
     error.args = (f"{error}; {error.record}", *error.args[1:])
 
 
-def _is_about(
-    error: TxstreamError, part: BatchMetas[Any], process: Callable[[BatchMetas[Any]], Written]
-) -> bool:
-    """Return whether the part fails in the same way, or would write the row that the store refused."""
-    try:
-        written = process(part)
-    except Exception as other:  # noqa: BLE001 - the run ends with its own error, whatever happens here
-        return type(other) is type(error) and _shape(other) == _shape(error)
-    if not isinstance(error, StateValueError) or error.row is None:
-        return False
-    refused, key = error.row
-    keys = (row for table, rows in written if table == refused for row in rows.to_pylist())
-    return any(", ".join(f"{name}={value!r}" for name, value in row.items()) == key for row in keys)
+class _Search:
+    """One search, on a thread of its own. `end` and `told` may be called while it runs."""
+
+    def __init__(
+        self, error: TxstreamError, metas: BatchMetas[Any], trials: Trials, *, in_commit: bool, seconds: float
+    ) -> None:
+        self._error = error
+        self._metas = metas
+        self._trials = trials
+        self._in_commit = in_commit
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._is_ended = False
+        # The smallest ranges that fail alike, as far as is known.
+        self._found = _cut(metas.partitions, 0, _size(metas.partitions)) or metas.partitions
+        self._has_failed = self._fails_otherwise = self._fail_together = self._is_sought = False
+
+    def run(self) -> None:
+        try:
+            if not self._in_commit:
+                self._look()
+            if not self._has_failed and _size(self._found) > 1:
+                self._seek()
+        except Exception:  # the run ends with its own error, whatever happens here
+            log.info("the search for the record ended early", exc_info=True)
+        with self._lock:
+            self._is_ended = True
+
+    def end(self) -> bool:
+        """Have no further part tried. Returns whether the search was still under way."""
+        with self._lock:
+            was_ended, self._is_ended = self._is_ended, True
+        return not was_ended
+
+    def told(self) -> str:
+        """Return what was found, in words."""
+        with self._lock:
+            found, together, is_sought = self._found, self._fail_together, self._is_sought
+        if is_sought:
+            what = "key" if self._error.given is None else "tuple"
+            return f"a record with this {what} is {_shown(found)}"
+        if [getattr(meta, "records", None) for meta in found.values()] == [1]:
+            return f"the record is {_shown(found)}"
+        if together:
+            return f"only several records together make it fail; the smallest range found is {_shown(found)}"
+        why = "; bolts of the commit phase are not tried with some of them" if self._in_commit else ""
+        return f"the records were {_shown(found)}{why}"
+
+    def _seek(self) -> None:
+        found = self._trials.seek(self._seconds)
+        if found is not None:
+            self._take(found.partitions)
+            self._is_sought = True
+
+    def _look(self) -> None:
+        while (size := _size(self._found)) > 1:
+            middle, alike = size // 2, []
+            for part in (_cut(self._found, 0, middle), _cut(self._found, middle, size)):
+                alike.append((self._likeness(part), part))
+                if alike[-1][0] == _EQUAL:
+                    break
+            likeness, part = max(alike, key=lambda one: one[0])
+            if not likeness:
+                break
+            self._take(part)
+        whole = self._found
+        if size < 2 or not (self._has_failed or self._likeness(whole)):
+            return
+        self._take(whole)
+        # What fails together begins in the first half and ends in the second.
+        end = self._fewest(middle, size, lambda records: _cut(whole, 0, records))
+        self._fewest(end - middle, end, lambda records: _cut(whole, end - records, end))
+        with self._lock:
+            is_known = not (self._is_ended or self._fails_otherwise)
+            self._fail_together = is_known and all(map(is_numbered, self._found.values()))
+
+    def _fewest(self, passing: int, failing: int, part: Callable[[int], Ranges]) -> int:
+        """Return the smallest number of records with which the part fails, and take that part."""
+        while failing - passing > 1:
+            records = (passing + failing) // 2
+            if self._likeness(part(records)):
+                self._take(part(records))
+                failing = records
+            else:
+                passing = records
+        return failing
+
+    def _likeness(self, part: Ranges) -> int:
+        """Try a part. Return how far it fails as the batch did."""
+        if self._is_ended:
+            return _OTHER
+        try:
+            self._trials.attempt(self._metas.part(part))
+        except Exception as other:  # noqa: BLE001 - compared, and the run ends with its own error
+            likeness = _alike(self._error, other)
+            self._fails_otherwise |= likeness == _OTHER
+            return likeness
+        return _OTHER
+
+    def _take(self, part: Ranges) -> None:
+        with self._lock:
+            if not self._is_ended:
+                self._found, self._has_failed = part, True
+
+
+_OTHER, _SIMILAR, _EQUAL = range(3)
+
+
+def _alike(error: TxstreamError, other: Exception) -> int:
+    """Return how far two errors are the same, whichever record made them. Equal ones name the same tuple, row
+    or value."""
+    if type(other) is not type(error):
+        return _OTHER
+    if isinstance(error, StateValueError) and isinstance(other, StateValueError) and error.row and other.row:
+        return _EQUAL if error.row == other.row else _OTHER
+    if _ATTEMPT.sub("", str(other)) == _ATTEMPT.sub("", str(error)):
+        return _EQUAL
+    return _SIMILAR if _shape(other) == _shape(error) else _OTHER
 
 
 def _shape(error: TxstreamError) -> str:
-    """What is said of an error whichever record made it: its message without values, but with its component,
-    or with its table and column."""
+    """What is said of an error whichever record made it: its message without values, but with its table and
+    column; of user code's, its component and place."""
     if error.without_data is not None:
         return error.without_data
-    named = _NAMES.findall(reason_of(error))
-    return " ".join([*named, _VALUES.sub("", reason_of(error))])
+    # The words alone: tasks name their component, the driver does not.
+    told = reason_of(error.words or error)
+    return " ".join([*_NAMES.findall(told), _VALUES.sub("", told)])
 
 
-def _told(found: Mapping[str, Any], *, of_key: bool) -> str:
+def _size(found: Ranges) -> int:
+    return sum(meta.records if is_numbered(meta) else 1 for meta in found.values())
+
+
+def _cut(found: Ranges, first: int, end: int) -> Ranges:
+    """Return the ranges from the first record to the end, counted over all partitions. A range whose
+    positions are no records counts as one."""
+    part: dict[str, Any] = {}
+    for name in sorted(found, key=in_order):
+        meta, size = found[name], _size({name: found[name]})
+        low, high = max(first, 0), min(end, size)
+        if low < high:
+            part[name] = meta
+            if is_numbered(meta) and high - low < size:
+                part[name] = until(dataclasses.replace(meta, start=meta.start + low), meta.start + high)
+        first, end = first - size, end - size
+    return part
+
+
+def _shown(found: Ranges) -> str:
     names = sorted(found, key=in_order)
     ranges = [_range(name, found[name]) for name in islice(names, _MOST_RANGES)]
     if len(names) > _MOST_RANGES:
         ranges.append(counted(len(names) - _MOST_RANGES, "more partition"))
-    is_one = len(names) == 1 and getattr(found[names[0]], "records", None) == 1
-    if is_one:
-        return f"{'a record with this key' if of_key else 'the record'} is {ranges[0]}"
-    return f"the records were {', '.join(ranges)}"
+    return ", ".join(ranges)
 
 
 def _range(name: str, meta: Any) -> str:

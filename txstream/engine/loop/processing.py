@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 from txstream.api.topology import Topology
 from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.coordinator import EmitBatch, Phase
-from txstream.dead_letters import DeadLetter
+from txstream.dead_letters import DeadLetter, Excluded
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
+from txstream.engine.batch.sought import Sought, is_sought
 from txstream.engine.commit.committer import BatchCommitter, Prepared, ProcessedBatch
 from txstream.engine.loop.dead_letter_rows import Letters
-from txstream.engine.loop.isolation import Found, Isolated, Isolation
+from txstream.engine.loop.isolation import Found, Isolated, Isolation, alone_in
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.planning import Planning
 from txstream.engine.loop.retries import Retries
@@ -209,11 +210,31 @@ class Processing:
             attempt=attempt,
         )
 
+    def rehearse(self, attempt: TransactionAttempt, metas: BatchMetas[Any], *, in_stores: bool) -> None:
+        """Do to a batch what comes before its commit and, `in_stores`, the commit too; nothing of it remains.
+        Raises as an attempt fails."""
+        processed = self._process(attempt, metas, is_checked=True, is_rehearsed=in_stores)
+        self.release(processed.result)
+
+    def seek(
+        self, attempt: TransactionAttempt, metas: BatchMetas[Any], sought: Sought, seconds: float
+    ) -> BatchMetas[Any] | None:
+        """Return a record of a batch that by itself makes a tuple for the commit phase, or None."""
+        for one in self._runner.find(attempt, [metas], most=1, seconds=seconds, sought=sought):
+            if is_sought(one.error):
+                return alone_in(metas, Excluded(one.partition, one.offset, "", ""))
+        return None
+
     def _process(
-        self, attempt: TransactionAttempt, metas: BatchMetas[Any], *, is_checked: bool = False
+        self,
+        attempt: TransactionAttempt,
+        metas: BatchMetas[Any],
+        *,
+        is_checked: bool = False,
+        is_rehearsed: bool = False,
     ) -> _Processed:
         """Do to a batch what comes before its commit. `is_checked`: raise what a database would refuse; if
-        one has refused the batch, its commit is rehearsed."""
+        one has refused the batch, or `is_rehearsed`, its commit is rehearsed."""
         result = self._runner.run(attempt, self._retries.loaded(metas))
         started = time.perf_counter()
         try:
@@ -221,7 +242,7 @@ class Processing:
             if is_checked:
                 self._committer.check(deltas)
                 failures = self._batches.failures.of(attempt.txid)
-                if failures is not None and failures.in_commit:
+                if is_rehearsed or (failures is not None and failures.in_commit):
                     self._committer.rehearse(attempt, deltas)
         except BaseException:
             self.release(result)

@@ -45,6 +45,7 @@ from txstream.engine.batch.shares import (
     write_share,
 )
 from txstream.engine.batch.sizing import RecordCost, work_order
+from txstream.engine.batch.sought import Sought
 from txstream.engine.batch.task_answers import collect_result, open_answers
 from txstream.engine.batch.task_tree import task_tree
 from txstream.engine.batch.worker import run_first_stage, run_later_stage
@@ -189,13 +190,20 @@ class SparkRunner:
 
     @_blaming
     def find(
-        self, attempt: TransactionAttempt, parts: Sequence[BatchMetas[Any]], *, most: int, seconds: float
+        self,
+        attempt: TransactionAttempt,
+        parts: Sequence[BatchMetas[Any]],
+        *,
+        most: int,
+        seconds: float,
+        sought: Sought | None = None,
     ) -> list[FailingRecord]:
         """See `BatchRunner`. Raises the TxstreamError that ended the search of a Spark task, or BoltError."""
         shares = search_shares(
             *(self.plan, attempt, parts, self.slots),
             most=most,
             seconds=seconds,
+            sought=sought,
             record_seconds=self._cost.seconds,
         )
         search = functools.partial(_search_shares, self._shipped, self.plan.run_id)

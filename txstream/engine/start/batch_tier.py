@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from txstream.api.errors import TxstreamError
+from txstream.api.errors import StateValueError, TxstreamError
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
-from txstream.batch_metas import BatchMetas, MetaCodec
-from txstream.engine.batch.runner_contract import BatchRunner
-from txstream.engine.commit.committer import BatchCommitter
+from txstream.api.topology import Topology
+from txstream.batch_metas import MetaCodec
+from txstream.engine.batch.sought import Sought
+from txstream.engine.commit.committer import BatchCommitter, state_committers
 from txstream.engine.loop.dead_letter_rows import letters_of
 from txstream.engine.loop.event_loop import EventLoop
-from txstream.engine.loop.failing_record import Written, name_record
+from txstream.engine.loop.failing_record import Trials, name_record
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.retries import Retries
@@ -40,9 +40,6 @@ class BatchTier(Tier[EventLoop]):
     watcher: Watcher | None = field(default=None, kw_only=True)
     committer: type[BatchCommitter] = field(default=BatchCommitter, kw_only=True)
     _source: PartitionCoordinator[Any] | None = field(init=False, default=None)
-    _process: Callable[[TransactionAttempt, BatchMetas[Any]], Written] | None = field(
-        init=False, default=None
-    )
     _lag: int | None = field(init=False, default=None)
 
     @property
@@ -66,7 +63,6 @@ class BatchTier(Tier[EventLoop]):
             wait_for=ready.waiting.until,
             committed_by={Txid(progress.current - 1): progress.committed_by},
         )
-        self._process = partial(_processed, ready.runner, committer)
         return EventLoop(
             self.topology,
             taken.coordinator,
@@ -94,16 +90,25 @@ class BatchTier(Tier[EventLoop]):
     def explain(self, error: TxstreamError) -> None:
         """Add to an error of a batch where its record is. Nothing that this processes can be committed."""
         loop = self.running
-        attempt, numbers = loop.failures.ended_by, itertools.count(1)
-        if attempt is None or self._process is None or error is not loop.failure:
+        ended_by, processing = loop.failures.ended_by, loop.processing
+        if ended_by is None or error is not loop.failure:
             return
-        process = self._process
+        metas, tried = loop.coordinator.metas(ended_by.txid), [ended_by]
 
-        def part(metas: BatchMetas[Any]) -> Written:
+        def another() -> TransactionAttempt:
             # A number of its own each time: the run's own attempts were cancelled when it ended.
-            return process(replace(attempt, attempt=AttemptId(attempt.attempt + next(numbers))), metas)
+            tried.append(replace(ended_by, attempt=AttemptId(tried[-1].attempt + 1)))
+            return tried[-1]
 
-        name_record(error, loop.coordinator.metas(attempt.txid), part)
+        in_stores = isinstance(error, StateValueError)
+        later = {bolt.id for bolt in self.topology.bolts if bolt.runs_in_commit}
+        sought = _sought(self.topology, error) if later else None
+        trials = Trials(
+            lambda part: processing.rehearse(another(), part, in_stores=in_stores),
+            lambda seconds: sought and processing.seek(another(), metas, sought, seconds),
+            lambda: processing.cancel(tried[-1]),
+        )
+        name_record(error, metas, trials, in_commit=error.component in later)
 
     def report(self, taken: Takeover, seconds: float) -> RunReport:
         topology, loop = self.topology, self.running
@@ -174,14 +179,12 @@ class BatchTier(Tier[EventLoop]):
         return () if self.loop is None else self.loop.coordinator.story.lines()
 
 
-def _processed(
-    runner: BatchRunner, committer: BatchCommitter, attempt: TransactionAttempt, metas: BatchMetas[Any]
-) -> Written:
-    """Process a batch up to what its commit would write. Return the keys of that."""
-    result = runner.run(attempt, metas)
-    try:
-        deltas = committer.prepare(result)
-        committer.check(deltas)
-        return committer.keys(deltas)
-    finally:
-        runner.release(result)
+def _sought(topology: Topology, error: TxstreamError) -> Sought | None:
+    """Return the tuple at which a bolt of the commit phase failed, or what has the key that it failed at."""
+    given: Sought | None = error.given
+    if given is not None or not isinstance(error, StateValueError) or error.row is None:
+        return given
+    table, key = error.row
+    used = [use.state for use in topology.map_states]
+    used += [committer.state for committer in state_committers(topology).values()]
+    return next((Sought.shown(one.key_names, key) for one in used if one.table == table), None)

@@ -128,7 +128,7 @@ class TaskMapState(MapState[Any, Any]):
             try:
                 fitted.append(self._keys.fit(key))
             except UnfitCellError as error:
-                raise StateValueError(f"{self._who()}, key {self._keys.show(key)}: {error}") from error
+                raise self._unfit(key, error) from error
         return fitted
 
     def _listed(self, what: str, given: Iterable[Any]) -> list[Any]:
@@ -164,7 +164,7 @@ class TaskMapState(MapState[Any, Any]):
         try:
             fitted = self._values.fit(value)
         except UnfitCellError as error:
-            raise StateValueError(f"{self._who()}, key {self._keys.show(key)}: {error}") from error
+            raise self._unfit(key, error) from error
         self._written.add(key)
         self._present[key] = fitted
         return fitted
@@ -180,10 +180,10 @@ class TaskMapState(MapState[Any, Any]):
     def _refuse_foreign(self, key: Any) -> None:
         owner = self._other_owner(key)
         if owner is not None:
-            raise StateValueError(
-                f"{self._who()}, key {self._keys.show(key)}: its tuples come to task {owner}, so another "
-                f"task must not write it, or one of two updates would be lost; group the input by what the "
-                f"key is made of, or let the bolt have one task"
+            raise self._unfit(
+                key,
+                f"its tuples come to task {owner}, so another task must not write it, or one of two updates "
+                f"would be lost; group the input by what the key is made of, or let the bolt have one task",
             )
 
     def _refuse_closed(self) -> None:
@@ -192,6 +192,10 @@ class TaskMapState(MapState[Any, Any]):
                 f"{self._who()} was used outside of its attempt; take it by context.state({self._name!r}) in "
                 f"prepare, and use it up to the end of finish_batch"
             )
+
+    def _unfit(self, key: Any, why: object) -> StateValueError:
+        shown = self._keys.show(key)
+        return StateValueError(f"{self._who()}, key {shown}: {why}").of_row(self._state.table, shown)
 
     def _who(self) -> str:
         return f"state {self._name!r} (table {self._state.table!r})"
