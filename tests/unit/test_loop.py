@@ -136,6 +136,45 @@ def test_a_small_batch_gathers_until_the_job_before_has_ended_or_its_time_is_ove
     assert run.world.table.totals() == words(log)
 
 
+@pytest.mark.parametrize(("gather_seconds", "gathered"), [(60.0, True), (0.001, False)])
+def test_a_small_batch_gathers_while_the_one_before_waits_for_its_commit(
+    log: MemoryLog, gather_seconds: float, gathered: bool
+) -> None:
+    """Planned earlier it would only wait as well, and with fewer records."""
+    limits = {"max_spout_pending": 3}
+    run = Run(World(log), until=3, max_batch_records=100, gather_seconds=gather_seconds, options=limits)
+    planned_early = threading.Event()
+
+    def on_plan(last: Mapping[str, Range]) -> None:
+        if run.coordinator.active.keys() >= {1, 2}:
+            planned_early.set()
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        if partition == "a" and attempt.txid < 3:
+            log.partitions["a"].append(f"late-{attempt.txid}")
+
+    def before(attempt: TransactionAttempt) -> None:
+        if attempt.txid == 1 and gathered:
+            assert wait_until(lambda: phase_of(2) is Phase.PROCESSED, DEADLINE_SECONDS)
+            handled = threading.Event()
+            run.workers.post(handled.set)
+            wait(handled, "the event that ended the job")
+            run.workers._pools[Lane.PLAN].submit(lambda: None).result(DEADLINE_SECONDS)
+        elif attempt.txid == 1:
+            wait(planned_early, "the third batch being planned beside the first one's commit")
+
+    def phase_of(txid: int) -> Phase | None:
+        batch = run.coordinator.active.get(Txid(txid))
+        return batch and batch.phase
+
+    log.on_plan, log.on_emit, run.world.table.before = on_plan, on_emit, before
+    run.workers.pauses = {60.0: 60.0}
+    run.complete()
+    assert planned_early.is_set() is not gathered
+    assert sorted(run.world.table.batches) == [1, 2, 3]
+    assert run.world.table.totals() == words(log)
+
+
 def test_an_unreadable_partition_is_not_caught_up(log: MemoryLog) -> None:
     log.hidden.add("b")
     plans: list[Mapping[str, Range]] = []

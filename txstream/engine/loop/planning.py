@@ -2,8 +2,9 @@
 
 Invariant: one thread asks the source, one question at a time, in the order of the questions.
 
-As long as all waiting records fit into a small batch, the next batch gathers records until the job of the
-batch before it has ended. Side by side, small jobs slow each other down, and every record would wait longer.
+As long as all waiting records fit into a small batch, the next batch gathers records until the batch before it
+has been processed and begins to commit. Side by side, small jobs slow each other down, and a batch that is
+planned while another one waits for its commit would only wait behind it, with fewer records.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from txstream.zookeeper import ProgressStore
 log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.1
-"""Longer than a small batch's job, and negligible beside a long one."""
+"""Longer than a small batch's job or commit, and negligible beside a long one."""
 
 _POLL_FIRST_SECONDS = 0.005
 _POLL_LONGEST_SECONDS = 0.15
@@ -79,16 +80,21 @@ class Planning:
 
     def plan(self, plan: Plan[Any]) -> None:
         """Have the source plan a batch, now or once it has gathered its records."""
-        jobs = (batch.phase is Phase.PROCESSING for batch in self._batches.coordinator.active.values())
-        if plan.replay or not self._is_small or not self._gather_seconds or not any(jobs):
+        if plan.replay or not self._is_small or not self._gather_seconds or self._all_commit():
             self._ask(plan)
             return
         self._gathering = plan
         self._batches.workers.after(self._gather_seconds, lambda: self._end_gathering(plan))
 
-    def job_ended(self) -> None:
-        """Plan the batch that gathers, if there is one, because a job has ended."""
-        self._end_gathering(self._gathering)
+    def _all_commit(self) -> bool:
+        """Return whether no open batch is processed or waits for its commit."""
+        active = self._batches.coordinator.active.values()
+        return not any(batch.phase in (Phase.PROCESSING, Phase.PROCESSED) for batch in active)
+
+    def go_on(self) -> None:
+        """Plan the batch that gathers, if there is one and the batch before it has begun to commit."""
+        if self._gathering is not None and self._all_commit():
+            self._end_gathering(self._gathering)
 
     def _end_gathering(self, plan: Plan[Any] | None) -> None:
         if plan is None or plan is not self._gathering:

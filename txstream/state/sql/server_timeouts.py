@@ -8,6 +8,7 @@ server's statement timeout is frozen too. Shutting the socket down from another 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import threading
@@ -78,7 +79,8 @@ def driver_of(connection: Connection) -> Any:
 class Watchdog:
     """Shuts a socket down unless `touch` is called at least every `seconds`; a context manager.
 
-    `bitten` says afterwards whether it shut the socket down.
+    `bitten` says afterwards whether it shut the socket down. One thread, which stays, watches for all of a
+    process: starting and ending one for each transaction takes as long as its statements.
     """
 
     def __init__(self, fileno: int, seconds: float) -> None:
@@ -86,8 +88,7 @@ class Watchdog:
         self._descriptor = os.dup(fileno)
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="txstream-database-deadline", daemon=True)
+        self._watch = _watch
         self.bitten = False
 
     def touch(self) -> None:
@@ -95,18 +96,69 @@ class Watchdog:
         self._deadline = time.monotonic() + self._seconds
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._watch.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
+        self._watch.remove(self)
         os.close(self._descriptor)
 
-    def _watch(self) -> None:
-        while not self._done.wait(max(0.0, self._deadline - time.monotonic())):
-            if time.monotonic() >= self._deadline:
-                self.bitten = True
-                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as line:
-                    line.shutdown(socket.SHUT_RDWR)
-                return
+    @property
+    def deadline(self) -> float:
+        """When it bites, by the monotonic clock."""
+        return self._deadline
+
+    def bite(self) -> None:
+        """Shut the socket down."""
+        self.bitten = True
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as line:
+            line.shutdown(socket.SHUT_RDWR)
+
+
+class _Watch:
+    """The thread that watches, and what it watches. A watchdog that was removed bites no more."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._watched: set[Watchdog] = set()
+        self._wakes_at = math.inf
+        self._thread: threading.Thread | None = None
+
+    def add(self, watchdog: Watchdog) -> None:
+        with self._changed:
+            self._watched.add(watchdog)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="txstream-database-deadline", daemon=True
+                )
+                self._thread.start()
+            elif watchdog.deadline < self._wakes_at:
+                self._changed.notify()
+
+    def remove(self, watchdog: Watchdog) -> None:
+        with self._changed:
+            self._watched.discard(watchdog)
+
+    def _run(self) -> None:
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                for watchdog in [one for one in self._watched if one.deadline <= now]:
+                    self._watched.discard(watchdog)
+                    watchdog.bite()
+                # A deadline that is put off meanwhile is only looked at too early.
+                self._wakes_at = min((one.deadline for one in self._watched), default=math.inf)
+                self._changed.wait(None if self._wakes_at == math.inf else max(0.0, self._wakes_at - now))
+
+
+_watch = _Watch()
+
+
+def _watch_alone() -> None:
+    """Threads do not survive a fork, and the lock may have been held."""
+    global _watch
+    _watch = _Watch()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_watch_alone)
