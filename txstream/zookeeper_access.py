@@ -58,6 +58,19 @@ class ZooKeeperAccess:
         ):
             if file is not None and not Path(file).is_file():
                 raise UsageError(f"--zookeeper-tls-{flag} {file}: there is no such file")
+        if self.uses_tls:
+            self._check_files()
+
+    def _check_files(self) -> None:
+        """Read the files once here: the client would ask for the password of a key in the terminal, or try
+        again and again."""
+        try:
+            self.tls_context()
+        except OSError as error:
+            raise UsageError(
+                f"--zookeeper-tls-ca {self.tls_ca}, or --zookeeper-tls-certificate and --zookeeper-tls-key, "
+                f"cannot be used: {error}; they are PEM files, and the key belongs to the certificate"
+            ) from error
 
     def _check_credentials(self) -> None:
         if not self.user or not self.password:
@@ -85,5 +98,11 @@ class ZooKeeperAccess:
         """Return a context for a connection of our own, to learn why the client's does not come about."""
         context = ssl.create_default_context(cafile=None if self.tls_ca == SYSTEM else self.tls_ca)
         if self.tls_certificate is not None:
-            context.load_cert_chain(self.tls_certificate, self.tls_key)
+            context.load_cert_chain(self.tls_certificate, self.tls_key, self._ask_for_password)
         return context
+
+    def _ask_for_password(self) -> str:
+        raise UsageError(
+            f"--zookeeper-tls-key {self.tls_key} is encrypted; give one that is not, in a file that only its "
+            f"owner can read: openssl pkey -in {self.tls_key} -out plain.key"
+        )

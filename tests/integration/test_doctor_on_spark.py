@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import platform
+import venv
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.runs import Launcher
+from support.spark_standalone import SparkStandalone
 
+from other_pythons import find, supported
+from txstream.doctor.checks import Check
+from txstream.doctor.examination import Examination
 from txstream.embedded import Services
+from txstream.settings import Settings
 
 NOBODY = "127.0.0.1:1"
 DATABASE = f"postgresql://me:hush-hush@{NOBODY}/results"
@@ -51,3 +59,54 @@ def test_executors_without_packages_and_without_a_way(tmp_path: Path, bare_pytho
     assert checks["clocks"]["ok"]
     assert "executors on" in checks["clocks"]["message"]
     assert "hush" not in printed
+
+
+def another_python(folder: Path) -> Path:
+    """Return a Python of another minor version, or one that says it is, where there is none."""
+    mine = ".".join(platform.python_version_tuple()[:2])
+    for version in reversed(supported()):
+        if version != mine and (found := find(version)) is not None:
+            return found
+    venv.create(folder, symlinks=True)
+    (packages,) = (folder / "lib").glob("python*/site-packages")
+    (packages / "other.pth").write_text("import sys; sys.version_info = (3, 99, 0, 'final', 0)\n")
+    return folder / "bin" / "python"
+
+
+def examine(
+    cluster: SparkStandalone, folder: Path, *, seconds: float = 120.0, **conf: str
+) -> dict[str, Check]:
+    settings = Settings(master=cluster.url, data_dir=folder, zookeeper=NOBODY, connect_timeout_seconds=3.0)
+    conf = {f"spark.executor.{name}": value for name, value in conf.items()}
+    checks = Examination(settings, spark_conf=conf, spark_seconds=seconds).ask()
+    return {check.name: check for check in checks}
+
+
+def test_another_python_on_the_workers(
+    cluster: SparkStandalone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", str(another_python(tmp_path / "other")))
+    checks = examine(cluster, tmp_path, memory="512m")
+    assert checks["spark"].ok
+    python = checks["executors: python"]
+    assert not python.ok
+    mine = ".".join(platform.python_version_tuple()[:2])
+    assert f"than that in driver: {mine}" in python.message
+    assert str(python.remedy).startswith(f"set PYSPARK_PYTHON to a Python {mine} that is on every worker")
+
+
+def test_a_python_that_is_not_on_the_workers(
+    cluster: SparkStandalone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/no/such/python")
+    python = examine(cluster, tmp_path, memory="512m")["executors: python"]
+    assert not python.ok
+    assert "/no/such/python" in python.message
+    assert "PYSPARK_PYTHON" in str(python.remedy)
+
+
+def test_a_cluster_that_gives_no_executor(cluster: SparkStandalone, tmp_path: Path) -> None:
+    spark = examine(cluster, tmp_path, seconds=35.0, memory="100g")["spark"]
+    assert not spark.ok
+    assert "no worker has a free core(s) and 100g of memory" in spark.message
+    assert "spark.executor.memory" in str(spark.remedy)

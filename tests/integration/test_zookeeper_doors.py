@@ -6,6 +6,8 @@ What the server keeps from others is asked with kazoo's own client, which has no
 from __future__ import annotations
 
 import contextlib
+import socket
+import ssl
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,13 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+    pkcs12,
+)
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.security import CREATOR_ALL_ACL
 
 from txstream import OpaqueSpout, SqlState, SqlStateBolt, TransactionalTopologyBuilder
-from txstream.api.errors import ServiceUnavailableError
+from txstream.api.errors import ServiceUnavailableError, UsageError
 from txstream.api.reducers import Count
+from txstream.cli.main import main
 from txstream.doctor.checks import WrongError
 from txstream.doctor.clocks import Clocks
 from txstream.doctor.zookeeper_check import look_at_zookeeper
@@ -82,6 +93,45 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     options = [f"-Djava.security.auth.login.config={jaas}"]
     with EmbeddedZooKeeper(folder, overrides=overrides, java_options=options) as server:
         yield Doors(server.address, f"{HOST}:{secure}", shown, other)
+
+
+def key_of(certificate: Path) -> Path:
+    """Return a file with the key of a certificate that `certificate` has made, as PEM."""
+    store = certificate.with_suffix(".p12").read_bytes()
+    key, _, _ = pkcs12.load_key_and_certificates(store, SECRET.encode())
+    assert key is not None
+    file = certificate.with_suffix(".key")
+    file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return file
+
+
+@dataclass(frozen=True)
+class Mutual:
+    """A server's port for TLS that lets in nobody without a certificate; its own one, the one that it knows,
+    and one that it does not know."""
+
+    address: str
+    ca: Path
+    known: Path
+    unknown: Path
+
+
+@pytest.fixture(scope="module")
+def mutual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mutual]:
+    folder = tmp_path_factory.mktemp("mutual")
+    shown, known, unknown = (certificate(folder, name) for name in ("server", "driver", "stranger"))
+    secure = free_port()
+    overrides = {
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "secureClientPort": str(secure),
+        "secureClientPortAddress": HOST,
+        "ssl.keyStore.location": str(folder / "server.p12"),
+        "ssl.keyStore.password": SECRET,
+        "ssl.trustStore.location": str(known),
+        "ssl.clientAuth": "need",
+    }
+    with EmbeddedZooKeeper(folder, overrides=overrides):
+        yield Mutual(f"{HOST}:{secure}", shown, known, unknown)
 
 
 @contextlib.contextmanager
@@ -164,6 +214,75 @@ def test_tls(doors: Doors, unique: str) -> None:
     name = doors.secure.replace(HOST, "localhost")
     with pytest.raises(ServiceUnavailableError, match="certificate verify failed"):
         ZooKeeper(name, access=access, connect_timeout_seconds=3.0).start()
+
+
+def test_a_server_that_wants_a_certificate(mutual: Mutual, unique: str, tmp_path: Path) -> None:
+    mine = [
+        "--zookeeper-tls-certificate",
+        str(mutual.known),
+        "--zookeeper-tls-key",
+        str(key_of(mutual.known)),
+    ]
+    where = ["--zookeeper", f"{mutual.address}/{unique}", "--zookeeper-tls-ca", str(mutual.ca), "--json"]
+    where += ["--data-dir", str(tmp_path), "--connect-timeout", "5"]
+    assert main(["topologies", *where, *mine]) == 0
+    access = ZooKeeperAccess(
+        "digest", "me", SECRET, str(mutual.ca), str(mutual.known), str(key_of(mutual.known))
+    )
+    with ZooKeeper(f"{mutual.address}/{unique}-mine", access=access) as zookeeper:
+        zookeeper.tree().ensure(f"{zookeeper.root}/words/coordinator")
+    tls = {"use_ssl": True, "ca": str(mutual.ca), "check_hostname": True}
+    tls |= {"certfile": str(mutual.known), "keyfile": str(key_of(mutual.known))}
+    with others(mutual.address, **tls) as client:
+        acls, _ = client.get_acls(f"/{unique}-mine/txstream/topologies/words")
+        schemes = {acl.id.scheme for acl in acls}
+        assert schemes == {"digest", "x509"}, "the certificate is an identity, too"
+        assert client.get_children(f"/{unique}/txstream") == ["topologies"]
+
+
+def test_a_client_without_the_right_certificate_is_told_so(
+    mutual: Mutual, unique: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--zookeeper", f"{mutual.address}/{unique}", "--zookeeper-tls-ca", str(mutual.ca)]
+    where += ["--data-dir", str(tmp_path), "--connect-timeout", "3"]
+    strange = ["--zookeeper-tls-certificate", str(mutual.unknown)]
+    strange += ["--zookeeper-tls-key", str(key_of(mutual.unknown))]
+    wanted = "the server wants a certificate of ours, and none was given"
+    not_accepted = f"the server does not accept our certificate {mutual.unknown}"
+    for more, why in (([], wanted), (strange, not_accepted)):
+        assert main(["topologies", *where, *more]) == 1
+        told = capsys.readouterr().err
+        assert why in told
+        assert "--zookeeper-tls-certificate" in told
+        assert "Traceback" not in told
+    settings = Settings(
+        zookeeper=mutual.address, zookeeper_tls_ca=str(mutual.ca), connect_timeout_seconds=3.0
+    )
+    with pytest.raises(ServiceUnavailableError, match=wanted):
+        look_at_zookeeper(settings, Clocks())
+    raw = ssl.create_default_context(cafile=str(mutual.ca))
+    host, _, port = mutual.address.partition(":")
+    with (
+        pytest.raises(ssl.SSLError, match="CERTIFICATE"),
+        socket.create_connection((host, int(port)), 10) as plain,
+        raw.wrap_socket(plain, server_hostname=host) as protected,
+    ):
+        protected.recv(1)
+
+
+def test_files_that_do_not_belong_together_are_refused_before_anything_is_asked(mutual: Mutual) -> None:
+    key = key_of(mutual.unknown)
+    with pytest.raises(UsageError, match="KEY_VALUES_MISMATCH"):
+        ZooKeeperAccess(tls_ca=str(mutual.ca), tls_certificate=str(mutual.known), tls_key=str(key))
+    with pytest.raises(UsageError, match=r"--zookeeper-tls-ca .* cannot be used"):
+        ZooKeeperAccess(tls_ca=str(key))
+    closed = key.with_suffix(".closed")
+    plain = load_pem_private_key(key.read_bytes(), None)
+    closed.write_bytes(
+        plain.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(SECRET.encode()))
+    )
+    with pytest.raises(UsageError, match=r"is encrypted; .*openssl pkey -in"):
+        ZooKeeperAccess(tls_ca=str(mutual.ca), tls_certificate=str(mutual.unknown), tls_key=str(closed))
 
 
 def test_a_run_behind_the_doors(doors: Doors, unique: str, sqlite_url: str, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from txstream.settings import Settings
 
 _SLACK_SECONDS = 10.0
 _SPARK_SECONDS = 120.0
+_ENDING_SECONDS = 15.0  # for Spark
 _PORTS = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306, "redis": 6379, "rediss": 6379}
 _ON_EXECUTORS = ("txstream", "pyspark", "pyarrow", "numpy")
 _OF_KAFKA = ("kafka", "crc32c")
@@ -152,7 +153,8 @@ class Examination:
         if self.topology is not None:
             slots = max(component.parallelism for component in self.topology.components)
             conf = {**worker_settings(self.topology.workers, slots, self.settings.master), **conf}
-        check = SparkCheck(self.settings, conf, self._modules(), places, self.clocks)
+        patience = self.spark_seconds - _ENDING_SECONDS
+        check = SparkCheck(self.settings, conf, self._modules(), places, self.clocks, patience)
         yield Task(
             "spark",
             check.look,

@@ -10,6 +10,8 @@ import contextlib
 import functools
 import importlib.metadata
 import importlib.util
+import platform
+import re
 import socket
 import threading
 import time
@@ -32,10 +34,13 @@ from txstream.settings import Settings
 _REACH_SECONDS = 3.0
 _MOST_TASKS = 64
 _OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
+# The first error that says more than that the job has failed, or that a traceback follows.
+_TOLD = re.compile(r"\w+(?:Error|Exception): (?!Traceback|Job aborted).+")
 
 
 class SparkCheck:
-    """One small job. `stop` gives it up, from any thread."""
+    """One small job. `stop` gives it up, from any thread; it gives up by itself when the cluster has given no
+    executor for `seconds`."""
 
     def __init__(
         self,
@@ -44,7 +49,10 @@ class SparkCheck:
         modules: Sequence[str],
         places: Sequence[Place],
         clocks: Clocks,
+        seconds: float,
     ) -> None:
+        self._seconds = seconds
+        self._starved: str | None = None
         self._settings = settings
         self._conf = {**conf, "spark.python.daemon.module": "pyspark.daemon"}
         self._modules = {name: _distribution(name) for name in modules}
@@ -58,9 +66,27 @@ class SparkCheck:
     def look(self) -> Iterator[Check]:
         """Yield the checks of Spark. Raises what starting it raises."""
         master = self._settings.master or DEFAULT_MASTER
-        with SparkEngine(self._settings, "txstream doctor", self._conf, pause=self._given_up.wait) as engine:
-            context = engine.start()
+        until = time.monotonic() + self._seconds
+
+        def pause(seconds: float) -> bool:
+            is_over = self._starved is not None and time.monotonic() > until
+            return self._given_up.wait(seconds) or is_over
+
+        def starve(reason: str) -> None:
+            self._starved = reason
+
+        with SparkEngine(self._settings, "txstream doctor", self._conf, pause=pause, warn=starve) as engine:
+            try:
+                context = engine.start()
+            except Exception:
+                if not pause(0) or self._starved is None:
+                    raise
+                yield _without_executor(self._starved)
+                return
             if self._given_up.is_set():
+                return
+            if pause(0) and self._starved is not None:
+                yield _without_executor(self._starved)
                 return
             width = min(_MOST_TASKS, context.defaultParallelism)
             yield Check("spark", True, f"{master} gives executors with {width} core(s) together")
@@ -125,6 +151,11 @@ class SparkCheck:
         return f"'{distribution}=={version}'" if version is not None else module
 
 
+def _without_executor(reason: str) -> Check:
+    what, _, remedy = reason.removesuffix(". Waiting").partition("; ")
+    return Check("spark", False, what, remedy)
+
+
 def _reaches(host: str, answers: Sequence[Mapping[str, Any]]) -> Check:
     name = f"executors on {host}: network"
     lost = {tuple(place) for one in answers for place in one["unreachable"]}
@@ -148,9 +179,11 @@ def _failed(error: Exception) -> Check:
             "executors: python",
             False,
             line.partition(_OTHER_PYTHON)[2].strip("] "),
-            "set PYSPARK_PYTHON to a Python of the driver's version that is on every worker",
+            f"set PYSPARK_PYTHON to a Python {'.'.join(platform.python_version_tuple()[:2])} that is on "
+            f"every worker",
         )
-    reason = next((line.strip() for line in text.splitlines() if "Error" in line), text[:300])
+    told = _TOLD.search(text)
+    reason = text[:300] if told is None else told[0].strip()
     return Check(
         "executors: python",
         False,

@@ -335,8 +335,17 @@ class ZooKeeper:
         except TimeoutError:
             return None
         except OSError as error:
-            return str(error)
+            return f"{self._of_our_certificate(error)}{error}"
         return None
+
+    def _of_our_certificate(self, error: OSError) -> str:
+        """Say so if the server has sent an alert about the certificate that we have shown, or about none."""
+        reason = str(getattr(error, "reason", None))
+        if "_ALERT_" not in reason or not ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
+            return ""
+        if self.access.tls_certificate is None:
+            return "the server wants a certificate of ours, and none was given; it says "
+        return f"the server does not accept our certificate {self.access.tls_certificate}; it says "
 
     def _state_changed(self, state: str) -> None:
         # Called by kazoo's connection thread, so it must not block.

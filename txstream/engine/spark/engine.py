@@ -39,8 +39,9 @@ _WARM_SECONDS = 60.0
 
 class SparkEngine:
     """Starts and ends Spark. `pause` waits so many seconds, and returns True when the run is to end, which
-    ends a start too. `residents` is how many Spark tasks are to stay for small batches: it is set before the
-    start. Only `check` may be called from several threads at once."""
+    ends a start too. `warn` is told why a cluster gives no executor. `residents` is how many Spark tasks are
+    to stay for small batches: it is set before the start. Only `check` may be called from several threads at
+    once."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class SparkEngine:
         *,
         pause: Callable[[float], bool],
         report_state: Callable[[str], None] = log.debug,
+        warn: Callable[[str], None] = log.warning,
     ) -> None:
         self._settings = settings
         self._app_name = app_name
@@ -59,6 +61,7 @@ class SparkEngine:
         self.residents = 0
         self._pause = pause
         self._report_state = report_state
+        self._warn = warn
         self._forget()
 
     def _forget(self) -> None:
@@ -113,7 +116,7 @@ class SparkEngine:
                 context.addPyFile(str(Path(path).resolve()))
             self._report_state(f"waiting for an executor of {context.master}")
             await_executor(
-                context, patience_seconds=settings.connect_timeout_seconds, wait=self._pause, warn=log.warning
+                context, patience_seconds=settings.connect_timeout_seconds, wait=self._pause, warn=self._warn
             )
         return context
 
