@@ -128,7 +128,6 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         )
 
     def plan(self, last: Mapping[str, KafkaRange], limit: int) -> Mapping[str, KafkaRange | Unavailable]:
-        self.untaken_records = None
         deadline = time.monotonic() + self._planning_seconds
         topics = self._expect(last)
         view = self._watch.view()
@@ -152,7 +151,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         answer: dict[str, KafkaRange | Unavailable] = {
             name: self._starts.left_out(name, why, last) for name, why in unavailable.items()
         }
-        waiting = sum(logs[name].end - place.position for name, place in places.items())
+        self.untaken_records = sum(logs[name].end - place.position for name, place in places.items())
         decided = [name for name in places if self._starts.decide(name, last)]
         if not decided and self._starts.must_begin_first(last):
             decided = list(places)
@@ -166,8 +165,6 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             )
             for name in decided
         }
-        if first_places and not unavailable:
-            self.untaken_records = waiting
         if first_places:  # they are committed before anything is read, with their epochs where known
             completed, _ = self._epochs.complete(first_places, logs, deadline)
             return {**answer, **first_places, **completed}
@@ -185,8 +182,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
                     place.position, place.position + taken, logs[name].topic_id, place.skipped_from
                 )
         completed, missing = self._epochs.complete(planned, logs, deadline)
-        if not missing and not unavailable:
-            self.untaken_records = waiting - sum(shares.values())
+        self.untaken_records -= sum(shares.values())
         if missing and not last:  # a first batch without them would decide where they begin
             return {**answer, **missing}
         return {**answer, **missing, **(completed or self._starts.over_nothing(last))}

@@ -186,7 +186,7 @@ class MemoryCoordinator(PartitionCoordinator[MemoryRange]):
             waiting += backlog
             backlogs[name] = backlog if self._cap is None else min(backlog, self._cap)
         shares = share_limit(backlogs, limit, sum(places.values()))
-        self.untaken_records = None if answer else waiting - sum(shares.values())
+        self.untaken_records = waiting - sum(shares.values())
         for name, taken in shares.items():
             answer[name] = MemoryRange(places[name], places[name] + taken)
         return answer

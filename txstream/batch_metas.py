@@ -77,7 +77,8 @@ class BatchMetas(Generic[Meta]):
             elif not begun:
                 partitions[partition] = meta
                 carried.pop(partition, None)
-        return cls(partitions, carried, unavailable, begun=begun, lag_records=untaken)
+        lag = None if unavailable else untaken  # of those that are away, nobody knows
+        return cls(partitions, carried, unavailable, begun=begun, lag_records=lag)
 
     def positions(self) -> Mapping[str, Meta]:
         """Return the meta that marks the place of each partition known so far."""

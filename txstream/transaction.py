@@ -7,6 +7,9 @@ fencing token in every database.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NewType
 
@@ -52,6 +55,24 @@ class TransactionAttempt:
 
     def __str__(self) -> str:
         return f"txid {self.txid} attempt {epoch_of(self.attempt)}.{sequence_of(self.attempt)}"
+
+
+_in_hand: ContextVar[TransactionAttempt | Txid | None] = ContextVar("in_hand", default=None)
+
+
+@contextmanager
+def about(one: TransactionAttempt | Txid | None) -> Iterator[None]:
+    """What this thread logs inside the block is about this attempt, or this txid if it has none yet."""
+    token = _in_hand.set(one)
+    try:
+        yield
+    finally:
+        _in_hand.reset(token)
+
+
+def in_hand() -> TransactionAttempt | Txid | None:
+    """Return what this thread works on now, for the log; None where that is not one batch."""
+    return _in_hand.get()
 
 
 class AttemptSequence:

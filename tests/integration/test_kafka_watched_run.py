@@ -6,6 +6,7 @@ The oracles are kafka-python's own clients and plain SQL.
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,56 @@ from txstream.testing import InProcessRunner
 
 LINES = 400
 Samples = dict[tuple[str, ...], float]
+
+
+FAILING = """
+import txstream
+from txstream import *
+
+class Trips(BasicBolt):
+    output = "value string"
+    seen = 0
+
+    def execute(self, tup, collector):
+        if tup["value"] == "15":
+            Trips.seen += 1
+            raise BatchFailedError("not yet") if Trips.seen == 1 else ValueError("never")
+        collector.emit([tup["value"]])
+
+def batches(topic):
+    spout = OpaqueSpout(KafkaSource(topic), max_batch_records=10)
+    builder = TransactionalTopologyBuilder(topic, "lines", spout, max_attempts=2)
+    builder.set_bolt("trips", Trips()).shuffle_grouping("lines")
+    store = SqlStateBolt(SqlState(topic, key="value string", value="n bigint"), n=Count())
+    builder.set_committer_bolt("store", store).fields_grouping("trips", "value")
+    return builder.build()
+
+class Numbers(Spout):
+    output = "value string"
+    left = [str(number) for number in range(30)]
+
+    def open(self, context, collector):
+        self.collector = collector
+
+    def next_tuple(self):
+        if self.left:
+            value = self.left.pop(0)
+            self.collector.emit([value], value)
+
+    def fail(self, value):
+        self.left.append(value)
+
+class Breaks(RichBolt):
+    def execute(self, tup):
+        if tup["value"] == "15":
+            raise ValueError("never")
+
+def tuples(topic):
+    builder = TopologyBuilder(topic, max_attempts=2)
+    builder.set_spout("lines", Numbers())
+    builder.set_bolt("breaks", Breaks()).shuffle_grouping("lines")
+    return builder.build()
+"""
 
 
 def topology_of(topic: str) -> Any:
@@ -160,3 +211,28 @@ def test_the_command_serves_metrics_and_writes_json(
     taken = launcher.word_count(unique, unique, unique, "--metrics", services.kafka)
     assert taken.status == 2
     assert "cannot be listened on" in taken.stderr
+
+
+@pytest.mark.parametrize("kind", ["batches", "tuples"])
+def test_each_json_line_of_a_run_names_what_it_is_about(
+    services: Services, sqlite_url: str, tmp_path: Path, unique: str, kind: str
+) -> None:
+    fill_topic(services.kafka, unique, [str(number) for number in range(30)], partitions=1)
+    launcher = Launcher(services, tmp_path, sqlite_url).without_spark
+    (tmp_path / "failing.py").write_text(FAILING, encoding="utf-8")
+    target = ("failing:" + kind, "-p", f"topic={unique}", "--until", "caught-up", "--session-timeout", "1")
+    done = launcher.run("run", *target, "--log-format", "json", "-v")
+    assert done.status == 1, done.stderr
+    said = [json.loads(line) for line in done.stderr.splitlines()]
+    keys = ["time", "level", "message", "topology", "txid", "attempt", "epoch"]
+    assert [list(one) for one in said] == [keys] * len(said)
+    assert {one["topology"] for one in said} == {unique}
+    failed = [one for one in said if "failed" in one["message"] and "replayed" in one["message"]]
+    assert failed
+    for one in (*failed, said[-1]):
+        assert "never" in one["message"] or "not yet" in one["message"]
+        found = re.search(r"(?:txid|micro-batch) (\d+)(?: attempt 1\.(\d+))?", one["message"])
+        assert found is not None
+        assert one["txid"] == int(found[1])
+        assert one["attempt"] == (1 << 32) + int(found[2] or found[1])
+        assert one["epoch"] == 1

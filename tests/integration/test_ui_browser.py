@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,11 +19,13 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+import uvicorn
+from playwright.sync_api import Browser, Page, Request, sync_playwright
 from starlette.testclient import TestClient
 from support.kafka_topics import wait_until
 from support.runs import Launcher
 from support.texts import fill_topic, make_lines
+from support.ui_site import Served, filled
 from support.zookeeper_proxy import Proxy
 
 from txstream.embedded import Services
@@ -34,6 +37,8 @@ from txstream.zookeeper import ZooKeeper
 SERIOUS = ("serious", "critical")
 _DEADLINE_SECONDS = 120
 VIEWS = ("", "/timeline", "/source", "/state", "/failures", "/trust", "/graph", "/ask/pause")
+_LOADED = "performance.getEntries().reduce((sum, one) => sum + (one.encodedBodySize || 0), 0)"
+_MOST_LOADED = 150_000
 _OPEN_PAGES = 50
 _REQUESTS = 200
 _MOST_GROWN_BYTES = 16 * 2**20
@@ -61,8 +66,14 @@ class Looking:
         self.wrong: list[str] = []
         self._scheme = scheme
         self._axe = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+        self._url = url
+        self.page.on("request", self._asked)
         self.page.on("console", lambda message: self.wrong.append(f"{self.page.url}: {message.text}"))
         self.page.on("pageerror", lambda error: self.wrong.append(f"{self.page.url}: {error}"))
+
+    def _asked(self, request: Request) -> None:
+        if not request.url.startswith(self._url):
+            self.wrong.append(f"{self.page.url} loads {request.url}")
 
     def look(self, path: str) -> str:
         """Open a view and judge it. Returns its text."""
@@ -71,6 +82,9 @@ class Looking:
         wider = self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
         if wider > 0:
             self.wrong.append(f"{path} is {wider} px too wide")
+        loaded = self.page.evaluate(_LOADED)
+        if loaded > _MOST_LOADED:
+            self.wrong.append(f"{path} loads {loaded} bytes")
         self.page.evaluate(self._axe)
         # What the other window has shown already is not looked for again, but the colours.
         only = {} if self._scheme == "light" else {"runOnly": ["color-contrast"]}
@@ -290,6 +304,46 @@ def test_an_open_page_shows_what_a_run_commits(
         assert f'txstream_last_committed_txid{{topology="{unique}"}} {float(last)}' in scraped
     finally:
         server.kill()
+
+
+def test_a_thousand_partitions_fit_a_phone_and_a_keyboard(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = filled(tmp_path, 0)
+    for txid in range(1, 31):
+        parts = {f"lines/{n}": {"start": 9 * txid, "end": 9 * txid + n % 10} for n in range(1000)}
+        away = {f"lines/{n}": "broker 2 does not answer" for n in range(300, 500)} if 9 < txid < 20 else {}
+        kept = {name: one for name, one in parts.items() if name not in away}
+        rig.commit(txid, {f"w{txid}": 1}, metas={"partitions": kept, "unavailable": away})
+    app = Served(rig, monkeypatch, partitions=1000).client.app
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: server.started, "the page is served")
+        port = server.servers[0].sockets[0].getsockname()[1]
+        paths = [f"/topologies/words{view}" for view in ("", "/timeline", "/source", "/trust", "/batches/12")]
+        for width, scheme in ((1240, "light"), (390, "dark")):
+            looking = Looking(browser, f"http://127.0.0.1:{port}", width, scheme)
+            for path in ("/", *paths):
+                assert len(looking.look(path).splitlines()) < 1000, path
+            page = looking.page
+            page.goto(paths[1])
+            # By keyboard alone: every link and field is reached, and the batch that has the focus is opened.
+            wanted = page.evaluate("[...document.querySelectorAll('a, button, input, select')].length")
+            for _ in range(wanted + 5):
+                page.keyboard.press("Tab")
+                if page.evaluate("document.activeElement.closest('.chart a') !== null"):
+                    break
+            page.keyboard.press("Enter")
+            page.wait_for_url("**/batches/*")
+            page.close()
+            assert looking.wrong == []
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        rig.database.close()
 
 
 def test_a_zookeeper_that_is_not_there_is_told(sqlite_url: str) -> None:

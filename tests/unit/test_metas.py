@@ -93,6 +93,14 @@ def test_a_partition_that_was_never_planned_and_is_unavailable_has_no_place_yet(
     assert metas.unavailable == {"a": "no leader"}
 
 
+def test_the_lag_is_not_known_while_a_partition_is_away() -> None:
+    plan: dict[str, Any] = {"a": Range(0, 3)}
+    metas: BatchMetas[Range] = BatchMetas.from_plan({}, plan, 7)
+    assert metas.lag_records == metas.leaving_out([]).lag_records == 7
+    away: BatchMetas[Range] = BatchMetas.from_plan({}, {**plan, "b": Unavailable("no leader")}, 7)
+    assert away.lag_records is None
+
+
 def test_a_meta_without_is_empty_is_not_empty() -> None:
     assert not is_empty(Everything(Offset(1)))
     assert is_empty(Range(3, 3))

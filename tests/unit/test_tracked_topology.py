@@ -405,7 +405,7 @@ def test_idle_spouts_are_asked_more_and_more_seldom_until_there_is_a_tuple() -> 
         waits.append(seconds)
         posted.append(event)
 
-    workers = SimpleNamespace(post=posted.append, after=after, submit=lambda *_: None, now=lambda: 0.0)
+    workers = SimpleNamespace(post=posted.append, after=after, submit=lambda *_, **__: None, now=lambda: 0.0)
     steering = Steering(test.topology, None)
     waiting = Waiting(lambda _: True)
     ready = SimpleNamespace(

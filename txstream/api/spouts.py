@@ -90,8 +90,8 @@ class PartitionCoordinator(ABC, Generic[Meta]):
         """
 
     untaken_records: int | None = None
-    """How many records the last `plan` saw and did not take, over all partitions. None if it cannot tell
-    without asking again, or if a partition is `Unavailable`. Only for the ledger, to show the lag later."""
+    """How many records the last `plan` saw and did not take, over all partitions; None if it cannot tell
+    without asking again. Only for the ledger, to show the lag later."""
 
     def unreadable(self, metas: Mapping[str, Meta]) -> Mapping[str, Unavailable]:
         """Return those of these planned partitions that cannot be read now. A transactional replay waits for

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from txstream.cli.context import Cli, print_error, show_lines_as
-from txstream.transaction import TransactionAttempt, epoch_of
+from txstream.transaction import TransactionAttempt, Txid, epoch_of, in_hand
 
 log = logging.getLogger(__name__)
 
@@ -42,38 +42,41 @@ class OurLines(logging.Handler):
 
 
 class JsonLines:
-    """Turns lines and records into JSON objects: time, level, message, topology, and txid, attempt and epoch
-    where they are known. A record's txid and attempt are those of the TransactionAttempt among its arguments,
-    or of its extra `about`. `epoch` tells the run's own, once it has one."""
+    """Turns lines and records into JSON objects: time, level, message, topology, txid, attempt and epoch.
+    What is not known is null. A record's txid and attempt are those of the TransactionAttempt among its
+    arguments, of its extra `about`, or of what its thread has in hand. `epoch` tells the run's own, once it
+    has one, `ended_by` the attempt that has ended the run, which all further lines are about."""
 
     def __init__(self, topology: str) -> None:
         self.epoch: Callable[[], int | None] = lambda: None
+        self.ended_by: Callable[[], TransactionAttempt | None] = lambda: None
         self._topology = topology
 
     def line(self, message: str) -> str:
-        return self._document(datetime.now(UTC), "info", message, None)
+        return self._document(datetime.now(UTC), "info", message, in_hand())
 
     def format(self, record: logging.LogRecord) -> str:
         """For a handler, as its formatter: what it returns goes out as it is."""
         given = record.args if isinstance(record.args, tuple) else ()
         found = (one for one in given if isinstance(one, TransactionAttempt))
-        about = getattr(record, "about", None) or next(found, None)
+        about = getattr(record, "about", None) or next(found, None) or in_hand()
         moment = datetime.fromtimestamp(record.created, UTC)
         return self._document(moment, record.levelname.lower(), record.getMessage(), about)
 
-    def _document(self, moment: datetime, level: str, message: str, about: TransactionAttempt | None) -> str:
-        document: dict[str, Any] = {
+    def _document(
+        self, moment: datetime, level: str, message: str, about: TransactionAttempt | Txid | None
+    ) -> str:
+        about = about or self.ended_by()
+        attempt = about if isinstance(about, TransactionAttempt) else None
+        document = {
             "time": moment.isoformat(timespec="milliseconds"),
             "level": level,
             "message": message,
             "topology": self._topology,
+            "txid": about if attempt is None else attempt.txid,
+            "attempt": None if attempt is None else attempt.attempt,
+            "epoch": self.epoch() if attempt is None else epoch_of(attempt.attempt),
         }
-        epoch = self.epoch()
-        if about is not None:
-            document |= {"txid": about.txid, "attempt": about.attempt}
-            epoch = epoch_of(about.attempt)
-        if epoch is not None:
-            document["epoch"] = epoch
         return json.dumps(document, ensure_ascii=False)
 
 

@@ -34,6 +34,7 @@ from txstream.engine.spark.log import prune_logs, spark_log
 from txstream.ledger_retention import Keep
 from txstream.packaging import holds_framework
 from txstream.report import shown_reasons
+from txstream.transaction import Txid, about
 from txstream.wording import counted
 
 if TYPE_CHECKING:
@@ -279,7 +280,9 @@ def _run(
         watchers=() if watch is None else (watch,),
     )
     if cli.as_json_lines is not None:
-        cli.as_json_lines.epoch = lambda: None if running.driver.taken is None else running.driver.taken.epoch
+        driver = running.driver
+        cli.as_json_lines.epoch = lambda: None if driver.taken is None else driver.taken.epoch
+        cli.as_json_lines.ended_by = lambda: None if driver.loop is None else driver.loop.ended_by
     if watch is not None:
         watch.driver = running.driver
     with _Signals(cli, running) as signals, shown_progress(cli) as show:
@@ -389,9 +392,11 @@ def _tell(
         return 0
     done = report.caught_up if until else until_txid is None or report.last_txid >= until_txid
     if not done:
-        print_error(
-            f"txstream: stopped after txid {report.last_txid}, before the run was done; run it again to go on"
-        )
+        with about(Txid(report.last_txid) or None):
+            print_error(
+                f"txstream: stopped after txid {report.last_txid}, before the run was done; run it again to "
+                f"go on"
+            )
     return 0 if done else 1
 
 
@@ -481,7 +486,8 @@ class _Lines:
         line = f"{progress.topology}: {describe(progress)}"
         if line != self._said:
             self._said = line
-            print_error(line)
+            with about(Txid(progress.committed_txid) or None):
+                print_error(line)
 
 
 def describe(progress: RunProgress) -> str:

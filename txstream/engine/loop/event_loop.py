@@ -45,7 +45,7 @@ from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Event, Lane, Workers
 from txstream.fault_points import Point, PointListener, nobody_listens
 from txstream.report import BatchTiming, Statistics
-from txstream.transaction import TransactionAttempt, Txid
+from txstream.transaction import TransactionAttempt, Txid, about
 from txstream.waiting import RunAbortedError, Waiting
 from txstream.zookeeper import ProgressStore, Request
 
@@ -140,6 +140,11 @@ class EventLoop:
         """End now; what is open is left to the next run."""
         self.workers.post(lambda: self.fail_run(error or RunAbortedError("the run was aborted")))
         self.workers.interrupt()
+
+    @property
+    def ended_by(self) -> TransactionAttempt | None:
+        """The attempt whose failure has ended the run, if one has."""
+        return self.failures.ended_by
 
     @property
     def waiting_for(self) -> str | None:
@@ -262,6 +267,7 @@ class EventLoop:
     def _persist(self, persist: Persist[Any]) -> None:
         started = time.perf_counter()
 
+        @about(persist.txid)
         def work() -> BatchMetas[Any]:
             self.reach(Point.BEFORE_PERSIST, persist.txid)
             stored = self._store.persist(persist.txid, persist.metas)
@@ -275,6 +281,7 @@ class EventLoop:
         self.workers.submit(Lane.WRITE, work, done, self.fail_run)
 
     def _amend(self, amend: Amend[Any]) -> None:
+        @about(amend.txid)
         def work() -> None:
             self._store.amend(amend.txid, amend.metas)
 
@@ -285,7 +292,8 @@ class EventLoop:
 
     def _advance(self, advance: Advance[Any]) -> None:
         started, txid = time.perf_counter(), advance.txid
-        self._watcher.committed(TransactionAttempt(txid, advance.attempt))
+        attempt = TransactionAttempt(txid, advance.attempt)
+        self._watcher.committed(attempt)
 
         def work() -> None:
             self.reach(Point.BEFORE_ADVANCE, txid)
@@ -293,7 +301,7 @@ class EventLoop:
             self.reach(Point.AFTER_ADVANCE, txid)
 
         def done(_: None) -> None:
-            self._committed = TransactionAttempt(txid, advance.attempt)
+            self._committed = attempt
             timing = self._timings.pop(txid, BatchTiming(txid))
             timing.advance_seconds = time.perf_counter() - started
             self.statistics.add(timing, is_recovered=txid in self._recovered)
@@ -306,4 +314,4 @@ class EventLoop:
             self._operators.advanced(self.statistics.assignment)
             self.failures.end_if_doomed()
 
-        self.workers.submit(Lane.WRITE, work, done, self.fail_run)
+        self.workers.submit(Lane.WRITE, work, done, self.fail_run, attempt=attempt)

@@ -26,7 +26,7 @@ from txstream.engine.loop.pace import Pace
 from txstream.engine.loop.retries import Retries
 from txstream.engine.loop.unreadable_partitions import CHECK_SECONDS, UnreadablePartitions
 from txstream.engine.loop.workers import Lane
-from txstream.transaction import Txid
+from txstream.transaction import Txid, about
 from txstream.waiting import Waiting
 from txstream.zookeeper import ProgressStore
 
@@ -118,6 +118,7 @@ class Planning:
             for key in coordinator.metas(txid).retried
         }
 
+        @about(plan.txid)
         def work() -> BatchMetas[Any] | None:
             letters = () if retried is False else self._retries.next(retried, plan.txid)
             if letters:
@@ -136,6 +137,7 @@ class Planning:
             self._store.check_size(metas)
             return metas
 
+        @about(plan.txid)
         def done(metas: BatchMetas[Any] | None) -> None:
             if not coordinator.is_planning(plan.ticket):
                 return
@@ -164,6 +166,7 @@ class Planning:
             else:
                 if_leading(batches, self._store, lambda: wait(error))
 
+        @about(plan.txid)
         def wait(error: BaseException) -> None:
             if coordinator.is_planning(plan.ticket):
                 self._waiting.begin(_SOURCE, _SOURCE, error)
@@ -197,7 +200,8 @@ class Planning:
 
         def failed(error: BaseException) -> None:
             if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
-                log.info("the source cannot forget what is before txid %d now: %s", before, error)
+                with about(txid):
+                    log.info("the source cannot forget what is before txid %d now: %s", before, error)
             else:
                 batches.fail_run(error)
 

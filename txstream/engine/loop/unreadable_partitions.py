@@ -14,7 +14,7 @@ from txstream.coordinator import EmitBatch
 from txstream.engine.loop.leadership_watch import if_leading
 from txstream.engine.loop.open_batches import Batches
 from txstream.engine.loop.workers import Lane
-from txstream.transaction import Txid
+from txstream.transaction import Txid, about
 from txstream.waiting import Waiting
 from txstream.wording import in_order
 from txstream.zookeeper import ProgressStore
@@ -85,7 +85,8 @@ class UnreadablePartitions:
 
         def wait(missing: _Missing) -> None:
             if batches.is_active(emit.attempt):
-                self._waiting.begin(key, missing.what, missing.reason, missing.because)
+                with about(emit.attempt):
+                    self._waiting.begin(key, missing.what, missing.reason, missing.because)
             batches.workers.after(CHECK_SECONDS, lambda: self.wait_for(emit, start))
 
         def done(missing: _Missing | None) -> None:
@@ -101,7 +102,7 @@ class UnreadablePartitions:
             else:
                 batches.fail_run(error)
 
-        batches.workers.submit(Lane.PLAN, ask, done, failed)
+        batches.workers.submit(Lane.PLAN, ask, done, failed, attempt=emit.attempt)
 
 
 class _Missing(NamedTuple):

@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar
 
-from txstream.transaction import TransactionAttempt
+from txstream.transaction import TransactionAttempt, about
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Workers(Protocol):
         attempt: TransactionAttempt | None = None,
     ) -> None:
         """Have `work` done. `done` with its result, or `failed` with its error, follows as an event; without
-        them, result or error is dropped. `attempt` is the one that the work processes or commits, if any."""
+        them, result or error is dropped. `attempt` is the one that all this is about, if any."""
 
     def now(self) -> float:
         """Return seconds since some start; they never go back."""
@@ -138,17 +138,19 @@ class ThreadWorkers:
         *,
         attempt: TransactionAttempt | None = None,
     ) -> None:
+        concerning = about(attempt)
+
         def answer(future: Future[T]) -> None:
             if future.cancelled():
                 return
             error = future.exception()
             if error is None and done is not None:
                 result = future.result()
-                self.post(lambda: done(result))
+                self.post(lambda: concerning(done)(result))
             if error is not None and failed is not None:
-                self.post(lambda: failed(error))
+                self.post(lambda: concerning(failed)(error))
 
-        self._pools[lane].submit(work).add_done_callback(answer)
+        self._pools[lane].submit(concerning(work)).add_done_callback(answer)
 
     def now(self) -> float:
         return self.clock()

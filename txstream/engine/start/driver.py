@@ -29,7 +29,7 @@ from txstream.engine.loop.workers import Workers
 from txstream.engine.start.takeover import Takeover, check_identity, take_up
 from txstream.report import BatchTiming, RunProgress, RunReport
 from txstream.state import FenceLockedError
-from txstream.transaction import Txid
+from txstream.transaction import TransactionAttempt, Txid
 from txstream.waiting import Waiting
 from txstream.zookeeper import ProgressStore, Requests
 
@@ -74,6 +74,10 @@ class Services(AbstractContextManager["Services"], Protocol):
 
 class Loop(Abortable, Protocol):
     """What a driver needs of a tier's loop. `stop` and `abort` may be called from any thread."""
+
+    @property
+    def ended_by(self) -> TransactionAttempt | None:
+        """The attempt whose failure has ended the run, if one has."""
 
     def run(self) -> None:
         """Work until the run has ended. Raises what ended it, unless it ended well."""

@@ -106,6 +106,7 @@ class TrackedLoop:
         self.running: Cut | None = None
         self.ackers = Ackers(topology.ackers) if topology.ackers else None
         self.stuck: str | None = None
+        self.ended_by: TransactionAttempt | None = None
         self._plan = plan
         self._runner = runner
         self._context = context
@@ -285,6 +286,7 @@ class TrackedLoop:
         if verdict is Verdict.FATAL or (
             verdict is Verdict.BUG and self.failures.attempts >= self.topology.max_attempts
         ):
+            self.ended_by = cut.order.attempt
             raise error
         roots = np.concatenate(cut.roots) if cut.roots else np.empty(0, np.uint64)
         count_reason(self.counts.reasons, reason_of(error), len(roots))

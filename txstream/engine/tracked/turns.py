@@ -21,6 +21,7 @@ from txstream.engine.loop.workers import Lane
 from txstream.engine.start.driver import Ready
 from txstream.engine.tracked.loop import Cut, TrackedLoop
 from txstream.engine.tracked.report import Meter
+from txstream.transaction import TransactionAttempt
 from txstream.waiting import RunAbortedError
 from txstream.zookeeper import TREES, Kind, Request
 
@@ -76,6 +77,11 @@ class Turns:
         """End at once, as a crash would: what is open comes again from its source."""
         self.workers.post(lambda: self.fail_run(error or RunAbortedError("the run was aborted")))
         self.workers.interrupt()
+
+    @property
+    def ended_by(self) -> TransactionAttempt | None:
+        """The micro-batch whose failure has ended the run, if one has."""
+        return self.loop.ended_by
 
     @property
     def waiting_for(self) -> str | None:
@@ -219,7 +225,8 @@ class Turns:
         cut = self.loop.cut()
         if cut is not None:
             done, failed = partial(self._finished, cut), partial(self._broke, cut)
-            self.workers.submit(Lane.JOB, partial(self.loop.run_batch, cut), done, failed)
+            work = partial(self.loop.run_batch, cut)
+            self.workers.submit(Lane.JOB, work, done, failed, attempt=cut.order.attempt)
 
     def _finished(self, cut: Cut, result: BatchResult) -> None:
         self._not_before = 0.0
