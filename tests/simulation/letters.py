@@ -4,8 +4,9 @@ The oracle knows which records must be dead, which may be, and which never are. 
 code can process is dead until a retry counts it, once. Of each record either all effects are in the tables or
 one dead letter is there; the dead letters say what the ledger says.
 
-No value is refused within the commit here: which record of several is the refused one then depends on what
-was stored before it, and a transactional topology with two databases ends instead. `test_isolation` has that.
+In histories that `refuse`, the last database refuses, within the commit, to update the row of one word: once
+a txid has counted it, each record of this word in a later txid is dead. A transactional run then ends if a
+database may have counted the batch, until somebody lifts that rule.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 from unittest import mock
 
 from simulation.histories import REAL, MutableWorld, Rules, tell_of
@@ -33,6 +34,7 @@ from txstream import (
     TransactionalTopologyBuilder,
     Tuple,
 )
+from txstream.api.errors import StateValueError
 from txstream.api.stable_hash import task_of
 from txstream.batch_metas import BatchMetas
 from txstream.engine.batch import record_search
@@ -46,12 +48,15 @@ from txstream.semantics import Semantics
 from txstream.simulation.chances import Chances
 from txstream.simulation.driver import SimulatedDriver
 from txstream.simulation.program import Program
+from txstream.simulation.stores import Server
 from txstream.simulation.tasks import Runner
 from txstream.simulation.truth import Truth
-from txstream.simulation.world import FAULTS, WrongResultError
+from txstream.simulation.world import FAULTS, ON_SQLITE, WrongResultError
 from txstream.state import StateBackend
 from txstream.state.dead_letters import DEAD, StoredDeadLetter, retried_in
 from txstream.state.records import COMMITTED
+from txstream.state.store import layout
+from txstream.state.store.merging import Key
 from txstream.transaction import TransactionAttempt
 from txstream.zookeeper import Kind, OperatorRequests
 from txstream.zookeeper.paths import ROOT, Paths
@@ -63,13 +68,19 @@ ROWS: Mapping[str, list[str]] = {
     "q": ["sour-q", "bad", "a", "last", "b", "torn", "c", "alone", "alone", "a", "kills", "torn"],
     "r": ["sour-r", "c", "first", "last", "c", "broken", "a", "bad"],
 }
-WORDS = {f"{name}@{number}": word for name, words in ROWS.items() for number, word in enumerate(words)}
+TWINS: Mapping[str, list[str]] = {"s": ["a", "twin", "twin", "b", "twin", "c", "twin", "a", "twin"]}
+WORDS = {
+    f"{name}@{number}": word for name, words in {**ROWS, **TWINS}.items() for number, word in enumerate(words)
+}
 ALWAYS = {"bad", "alone", "kills"}
 """Dead for ever, whatever code runs."""
 REPAIRED = {"broken", "torn"}
 """Dead only for the code before the repair."""
 SOMETIMES = {"sour-p", "sour-q", "sour-r"}
 """Dead or not, as they were met."""
+TWIN = "twin"
+"""Dead if an earlier txid has counted it, in histories that refuse."""
+_DYING = {TWIN, *ALWAYS, *REPAIRED, *SOMETIMES}
 _MOODY = {"moody", *SOMETIMES}
 _TOGETHER = {"first", "last"}
 _TASKS = 2
@@ -158,7 +169,9 @@ class Mark(BasicBolt):
 
 
 @functools.cache
-def program_of(semantics: Semantics, databases: int, repaired: bool, exact: bool = False) -> Program:
+def program_of(
+    semantics: Semantics, databases: int, repaired: bool, refuses: bool = False, exact: bool = False
+) -> Program:
     """Return the program before or after the repair; an `exact` one does not know moods."""
     spout: Any = OpaqueSpout if semantics is Semantics.OPAQUE else TransactionalSpout
     with MemorySpout("word string", {"none": []}) as source:
@@ -179,17 +192,16 @@ def program_of(semantics: Semantics, databases: int, repaired: bool, exact: bool
                 state = SqlState(name, key="word string", value="n bigint", url=url)
                 store = builder.set_committer_bolt(f"{name}-store", SqlStateBolt(state, n=Count()))
                 store.fields_grouping(above, "word")
-        return Program(builder.build(), ROWS)
+        return Program(builder.build(), {**ROWS, **TWINS} if refuses else ROWS)
 
 
 @functools.cache
-def truth_of(semantics: Semantics, databases: int) -> Truth:
-    program = program_of(semantics, databases, repaired=True, exact=True)
+def truth_of(semantics: Semantics, databases: int, refuses: bool) -> Truth:
+    program = program_of(semantics, databases, repaired=True, refuses=refuses, exact=True)
     dead = [
-        (name, number)
-        for name, words in ROWS.items()
-        for number, word in enumerate(words)
-        if word in ALWAYS | REPAIRED | SOMETIMES
+        (name, int(number))
+        for name, _, number in (place.partition("@") for place, word in WORDS.items() if word in _DYING)
+        if name in program.rows
     ]
     return Truth(program.topology, program.rows, dead=dead)
 
@@ -212,7 +224,7 @@ class LetterRunner(Runner):
     known: ClassVar[dict[Hashable, _Known]] = {}
 
     def _run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
-        width = min(self._width, _TASKS)
+        width = min(self._world.width, _TASKS)
         found: BatchResult = self._once(
             attempt, metas, width, lambda: super(LetterRunner, self)._run(attempt, metas)
         )
@@ -240,7 +252,8 @@ class LetterRunner(Runner):
             if (name, at) not in excluded
         ]
         words = {WORDS[place] for place in places}
-        code = self._driver.program if words & REPAIRED else (self._world.semantics, self._world.databases)
+        program = self._driver.program
+        code = program if words & REPAIRED else (self._world.semantics, len(program.databases))
         key = (code, how, *ranges, None, *excluded, None, *places, None, *_failing(words))
         found = self.known.get(key)
         if found is None:
@@ -282,15 +295,25 @@ class LetterDriver(SimulatedDriver):
         if self.loop is not None:
             self.store.tell_of_requests()
 
+    def step(self) -> None:
+        try:
+            super().step()
+        except StateValueError as error:
+            if not cast(LetterWorld, self.world).may_end(self):
+                raise
+            self._end(f"ends: {error}")
+
 
 @dataclass
 class LetterWorld(MutableWorld):
     """A world that looks at the dead letters, too, after every commit."""
 
     databases: int = 1
+    refuses: bool = False
 
     def __post_init__(self) -> None:
         self.is_repaired = self.is_last_asked = False
+        self.is_lifted = not self.refuses
         super().__post_init__()
 
     @property
@@ -298,9 +321,33 @@ class LetterWorld(MutableWorld):
         return OperatorRequests(self.tree, Paths(ROOT, self.topology_id))
 
     def driver_of(self, program: Program, number: int) -> SimulatedDriver:
-        program = program_of(self.semantics, self.databases, self.is_repaired)
+        program = program_of(self.semantics, self.databases, self.is_repaired, self.refuses)
         program.results._known.clear()  # what succeeded once may fail this time
         return LetterDriver(self, number, program)
+
+    def putting(self, server: Server, space: str, key: Key, value: Any) -> None:
+        if self.is_lifted or server.url != self.servers[-1].url or key != (TWIN,):
+            return
+        table = f"counts{self.databases - 1}"
+        stored = server.spaces.get(layout.rows_space(table), {}).get(key)
+        if space == layout.rows_space(table) and stored and value and stored[-1] < value[-1]:
+            raise StateValueError(f"table {table!r}: the row of {TWIN!r} may not change").of_row(table, TWIN)
+
+    def may_end(self, driver: SimulatedDriver) -> bool:
+        """Return whether a refused value may end a driver: one of a batch that a database may have counted,
+        when nothing may undo that. Nothing is half-written then."""
+        if self.semantics is not Semantics.TRANSACTIONAL or self.is_lifted:
+            return False
+        had_faults = self.has_faults
+        with self._without_faults():
+            self._check_so_far(driver, "after a refused value has ended a driver")
+        if not had_faults:
+            self._lift()
+        return self.wrong is None
+
+    def _lift(self) -> None:
+        self.note("the database takes what it has refused")
+        self.is_lifted = True
 
     def _step(self) -> None:
         if not self.is_repaired and self.happens("repaired"):
@@ -329,6 +376,8 @@ class LetterWorld(MutableWorld):
             first.step()
             if self.wrong is not None:
                 raise self.wrong
+            if not first.is_alive and self.refuses and self.is_lifted:
+                first = self.new_driver()
             assert first.is_alive, f"{first} ended, though nothing can go wrong any more"
             if super().is_finished_by(first):
                 self.log.show_all()
@@ -336,6 +385,8 @@ class LetterWorld(MutableWorld):
         self.ask()
         self.chances.steps(self.steps // 2, self._take_step)
         self._end_faults()
+        if self.semantics is Semantics.TRANSACTIONAL and not self.is_lifted:
+            self._lift()
         self._finish(self.new_driver())
 
     def is_finished_by(self, driver: SimulatedDriver) -> bool:
@@ -352,14 +403,25 @@ class LetterWorld(MutableWorld):
 
     def committed(self, driver: SimulatedDriver, attempt: TransactionAttempt) -> None:
         with self._without_faults():
-            wrong = self._wrong_letters([target.database for target in driver.targets][:1])
-        if wrong is not None:
-            self.wrong = self.wrong or WrongResultError(f"after the commit of {attempt}, {wrong}")
+            self._check_so_far(driver, f"after the commit of {attempt}")
         super().committed(driver, attempt)
+
+    def _check_so_far(self, driver: SimulatedDriver, when: str) -> None:
+        databases = [target.database for target in driver.targets]
+        truth = cast(Truth, self.expected)
+        wrong = self._wrong_letters(databases[:1]) or self._wrong_twins(databases[-1])
+        for target in driver.targets:
+            wrong = wrong or self._wrong_so_far(truth, target)
+        if wrong is not None:
+            self.wrong = self.wrong or WrongResultError(f"{when}, {wrong}")
 
     def _check(self, when: str) -> None:
         databases = [target.database for target in self.drivers[-1].targets]
-        wrong = self._wrong_letters(databases) or self._wrong_at_the_end(databases)
+        wrong = (
+            self._wrong_letters(databases)
+            or self._wrong_twins(databases[-1])
+            or self._wrong_at_the_end(databases)
+        )
         if wrong is not None:
             raise WrongResultError(f"{when}, {wrong}")
         super()._check(when)
@@ -385,26 +447,51 @@ class LetterWorld(MutableWorld):
             return f"a dead letter is retried twice: {[metas.retried for _, metas in batches]}"
         places = [one.place for one in kept]
         twice = [place for place, times in Counter(places).items() if times > 1]
-        never = [place for place in places if WORDS[place] not in ALWAYS | REPAIRED | SOMETIMES]
+        never = [place for place in places if WORDS[place] not in _DYING]
         counted = [one.place for one in kept if one.status != DEAD and WORDS[one.place] in ALWAYS]
         missing = {
             f"{name}@{number}"
             for _, metas in batches
             for name, taken in metas.partitions.items()
             for number in range(taken.start, taken.end)
-            if ROWS[name][number] in ALWAYS
+            if WORDS[f"{name}@{number}"] in ALWAYS
         }.difference(places)
         if twice or never or counted or missing:
             return f"two dead letters of {twice}, {never} are dead, {counted} retried, {missing} not dead"
         return None
 
+    def _wrong_twins(self, database: StateBackend) -> str | None:
+        """Say which record is dead though nothing refused it, or counted though its database refused it."""
+        rows = [row for row in database.batches(self.topology_id) if row.status == COMMITTED]
+        is_there = False
+        for row, metas in zip(rows, self._decoded(rows), strict=True):
+            dead = {f"{one.partition}@{one.offset}" for one in metas.excluded}
+            taken = {
+                f"{name}@{at}" for name, one in metas.partitions.items() for at in range(one.start, one.end)
+            } - dead
+            taken.update(key.place for key in metas.retried)
+            refused, counted = (
+                sorted(place for place in places if WORDS[place] == TWIN) for places in (dead, taken)
+            )
+            if refused and not is_there:
+                return f"txid {row.txid} leaves out {refused}, which nothing refused"
+            if counted and is_there and not self.is_lifted:
+                return f"txid {row.txid} counts {counted}, which the database refused"
+            is_there = is_there or bool(counted)
+        return None
+
     def _wrong_at_the_end(self, databases: list[StateBackend]) -> str | None:
         """Say what differs from what is left once all rows are committed and all that can be retried is."""
         dead = {one.place for one in self._letters(databases) if one.status == DEAD}
-        left = [place for place in dead if WORDS[place] in REPAIRED]
+        taken = {*REPAIRED, TWIN} if self.is_lifted else REPAIRED
+        left = [place for place in dead if WORDS[place] in taken]
         if left:
             return f"{left} are dead, though they were to be retried"
-        counts = Counter(word for place, word in WORDS.items() if place not in dead)
+        counts = Counter(
+            word
+            for place, word in WORDS.items()
+            if place not in dead and place.partition("@")[0] in self.program.rows
+        )
         wanted = {(word,): (n,) for word, n in counts.items()}
         for table, rows in self.tables().items():
             if dict(rows) != wanted:
@@ -422,17 +509,21 @@ def simulate_letters(
     databases: int,
     rules: Rules = REAL,
     more: Mapping[str, float] | None = None,
+    *,
+    refuses: bool = False,
 ) -> LetterWorld:
     """Run one history. Raises AssertionError, with the history and the seed, when anything is not right."""
     Check.calls.clear()
     Finish.calls.clear()
     world = LetterWorld(
-        program_of(semantics, databases, repaired=False),
+        program_of(semantics, databases, repaired=False, refuses=refuses),
         Chances(seed),
-        truth_of(semantics, databases),
+        truth_of(semantics, databases, refuses),
         {**LETTER_FAULTS, **(more or {})},
         STEPS,
+        on_sqlite=0.0 if refuses else ON_SQLITE,
         rules=rules,
         databases=databases,
+        refuses=refuses,
     )
     return tell_of(world, f"seed {seed}, {semantics} spout")

@@ -10,15 +10,16 @@ import pytest
 
 from guards import GUARDS, Guard, LetterHunt
 from simulation.histories import Rules
-from simulation.letters import ALWAYS, REPAIRED, WORDS, LetterWorld, simulate_letters
+from simulation.letters import ALWAYS, LETTER_FAULTS, REPAIRED, TWIN, WORDS, LetterWorld, simulate_letters
 from txstream.semantics import Semantics
 from txstream.state.dead_letters import DEAD
 
 CI_SEEDS = 6
 MOST_SEEDS = 300
 SOAK_SEEDS = int(os.environ.get("TXSTREAM_SIMULATION_SEEDS", "20000"))
-KINDS = [(semantics, n) for semantics in (Semantics.OPAQUE, Semantics.TRANSACTIONAL) for n in (1, 2)]
-EVERY_KIND = pytest.mark.parametrize(("semantics", "databases"), KINDS)
+BOTH = (Semantics.OPAQUE, Semantics.TRANSACTIONAL)
+KINDS = [(semantics, n, refuses) for refuses in (False, True) for semantics in BOTH for n in (1, 2)]
+EVERY_KIND = pytest.mark.parametrize(("semantics", "databases", "refuses"), KINDS)
 
 
 def letters_of(world: LetterWorld) -> list[tuple[str, str]]:
@@ -29,17 +30,19 @@ def letters_of(world: LetterWorld) -> list[tuple[str, str]]:
 
 
 @EVERY_KIND
-def test_each_record_is_counted_or_dead(semantics: Semantics, databases: int) -> None:
+def test_each_record_is_counted_or_dead(semantics: Semantics, databases: int, refuses: bool) -> None:
     for seed in range(CI_SEEDS):
-        simulate_letters(seed, semantics, databases)
+        simulate_letters(seed, semantics, databases, refuses=refuses)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @EVERY_KIND
-def test_each_record_is_counted_or_dead_in_many_more_histories(semantics: Semantics, databases: int) -> None:
+def test_each_record_is_counted_or_dead_in_many_more_histories(
+    semantics: Semantics, databases: int, refuses: bool
+) -> None:
     for seed in range(CI_SEEDS, SOAK_SEEDS):
-        simulate_letters(seed, semantics, databases)
+        simulate_letters(seed, semantics, databases, refuses=refuses)
 
 
 @pytest.mark.ci
@@ -67,6 +70,37 @@ def test_histories_have_in_them_what_they_are_to_show() -> None:
     } <= crashes, crashes  # fmt: skip
 
 
+@pytest.mark.ci
+def test_a_database_refuses_values_within_the_commit() -> None:
+    """An opaque run finds their records; a transactional one ends if a database may have counted them."""
+    dead, ends = Counter[Semantics](), Counter[tuple[Semantics, int]]()
+    for seed in range(20):
+        for semantics in BOTH:
+            world = simulate_letters(seed, semantics, 1 + seed % 2, refuses=True)
+            dead[semantics] += any(word == TWIN for word, _ in letters_of(world))
+            ends[semantics, world.databases] += (
+                "may not change" in world.tell(last=100_000).partition("ends: ")[2]
+            )
+    assert dead[Semantics.OPAQUE] > 5, dead
+    assert dead[Semantics.TRANSACTIONAL] > 0, dead
+    assert {kind for kind, number in ends.items() if number} == {(Semantics.TRANSACTIONAL, n) for n in (1, 2)}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("databases", [1, 2])
+def test_a_transactional_run_ends_only_at_what_a_database_may_have_counted(databases: int) -> None:
+    """Without other faults. A driver's own commit to one database is refused as a whole, so no run ends."""
+    none, told = dict.fromkeys(LETTER_FAULTS, 0.0), Counter[str]()
+    for seed in range(20):
+        world = simulate_letters(seed, Semantics.TRANSACTIONAL, databases, more=none, refuses=True)
+        has_ended = "ends: " in world.tell(last=100_000)
+        told["ended"] += has_ended
+        if world.commit == "driver" and databases == 1:
+            assert not has_ended
+            told["left out"] += any(word == TWIN for word, _ in letters_of(world))
+    assert {kind for kind, number in told.items() if number} == {"ended", *(["left out"] * (databases == 1))}
+
+
 # --- with a guard taken away ---------------------------------------------------------------------------
 
 HUNTS = [
@@ -82,7 +116,8 @@ HUNTS = [
 def test_a_missing_guard_is_found(guard: Guard, hunt: LetterHunt) -> None:
     for seed in range(hunt.first_seed, hunt.first_seed + MOST_SEEDS):
         try:
-            simulate_letters(seed, hunt.semantics, hunt.databases, Rules(guard.patches), hunt.more)
+            rules = Rules(guard.patches)
+            simulate_letters(seed, hunt.semantics, hunt.databases, rules, hunt.more, refuses=hunt.refuses)
         except AssertionError as error:
             if isinstance(error.__cause__, hunt.shows):
                 return

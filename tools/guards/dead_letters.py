@@ -5,7 +5,8 @@ from __future__ import annotations
 from guards import sources
 from guards.guard import Guard
 from guards.hunt import DYING, OPAQUE, TRANSACTIONAL, LetterHunt
-from txstream.api.errors import CorruptStateError
+from txstream.api.errors import CorruptStateError, StateValueError
+from txstream.simulation.driver import UnexplainedError
 from txstream.simulation.world import WrongResultError
 
 _COMMIT = "            self._write_committed(here, commit, rows)\n            reached(Point.INSIDE_COMMIT)\n"
@@ -73,6 +74,36 @@ DEAD_LETTERS = (
     ),
     Guard(
         "dead letters",
+        "a value that the second database refuses leaves out nothing",
+        "txstream/engine/commit/committer.py",
+        'vars(error)["wrote_nothing"] = not (at or shared or begun)',
+        'vars(error)["wrote_nothing"] = True',
+        mutant="ARefusalForgetsTheFirstDatabase",
+        does="A record that a database refuses is left out, though another one has counted it already.",
+        hunts=(LetterHunt(WrongResultError, TRANSACTIONAL, 2, refuses=True),),
+    ),
+    Guard(
+        "dead letters",
+        "a trial undoes the commit that it rehearses",
+        sources.PROTOCOL,
+        "            raise _RehearsedError\n",
+        "            pass\n",
+        mutant="ATrialCommits",
+        does="A trial commits, so the next one of the same attempt takes the driver for a fenced one.",
+        hunts=(LetterHunt(UnexplainedError, OPAQUE, refuses=True),),
+    ),
+    Guard(
+        "dead letters",
+        "a batch that a database has refused is rehearsed",
+        "txstream/engine/loop/processing.py",
+        "                if failures is not None and failures.in_commit:\n",
+        "                if False:\n",
+        mutant="NoCommitIsRehearsed",
+        does="A record that a database refuses is never found, so the run ends though nothing was counted.",
+        hunts=(LetterHunt(StateValueError, OPAQUE, refuses=True),),
+    ),
+    Guard(
+        "dead letters",
         "a retry changes their status in its commit",
         sources.PROTOCOL,
         "        if commit.retried:\n",
@@ -83,6 +114,16 @@ DEAD_LETTERS = (
             LetterHunt(WrongResultError, OPAQUE),
             LetterHunt(WrongResultError, TRANSACTIONAL),
         ),
+    ),
+    Guard(
+        "dead letters",
+        "what an earlier attempt of a retry has undone is retried again",
+        sources.RETRIES,
+        "        dead = DEAD, retried_in(before)\n",
+        "        dead = (DEAD,)\n",
+        mutant="ARetryIsForgotten",
+        does="One database has a retry when its next attempt is planned, which then takes no record.",
+        hunts=(LetterHunt(WrongResultError, OPAQUE, 2, refuses=True),),
     ),
     Guard(
         "dead letters",

@@ -55,6 +55,8 @@ class Hunt:
     """Whether the topology begins at the end of its log."""
     restores: bool = False
     """Whether somebody restores databases from older copies beneath running drivers."""
+    refuses: bool = False
+    """Whether a database refuses values within the commit, where records fail by themselves."""
 
     def __str__(self) -> str:
         return f"{self.semantics}-{self.databases}-{self.shows.__name__}"

@@ -50,6 +50,7 @@ class Held(Overlay):
 
     def put(self, space: str, key: Key, value: Any) -> None:
         self._store.pause(self)
+        self._store.server.world.putting(self._store.server, space, key, value)
         super().put(space, key, value)
 
     def excludes(self, alone: frozenset[str], shared: frozenset[str]) -> bool:

@@ -20,6 +20,7 @@ from txstream.api.errors import (
     PartitionUnavailableError,
     ServiceUnavailableError,
     StaleAttemptError,
+    StateValueError,
 )
 from txstream.api.topology import Phase
 from txstream.batch_metas import BatchMetas
@@ -115,7 +116,7 @@ class Tasks:
         except StaleAttemptError:
             self._drop(task)
             self._world.note(f"{task} is refused")
-        except ServiceUnavailableError as error:
+        except (ServiceUnavailableError, StateValueError) as error:
             self._world.note(f"{task} fails: {error}")
 
     def run_all(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from txstream.api.errors import StaleAttemptError, TxstreamError, UsageError
+from txstream.api.errors import StaleAttemptError, StateValueError, TxstreamError, UsageError
 from txstream.api.topology import CommitChoice
 from txstream.batch_metas import BatchMetas
 from txstream.engine.commit.state_targets import StateTarget
@@ -32,6 +32,7 @@ from txstream.simulation.truth import Ranges, Truth
 from txstream.state import StateBackend
 from txstream.state.records import COMMITTED, BatchRecord
 from txstream.state.store.layout import Overlay
+from txstream.state.store.merging import Key
 from txstream.transaction import TransactionAttempt
 from txstream.zookeeper import MemoryTree
 from txstream.zookeeper.tree import Node
@@ -171,6 +172,9 @@ class World:
 
     def applied(self, changes: Overlay) -> None:
         """Called before a server in memory applies a transaction."""
+
+    def putting(self, server: Server, space: str, key: Key, value: Any) -> None:
+        """Called before a transaction of a server in memory writes a value. It may refuse it."""
 
     def store_at(self, url: str, client: Any) -> StateBackend:
         found: StateBackend = next(s for s in self.servers if s.url == url).open(client)
@@ -323,6 +327,8 @@ class World:
                     call()
                 except StaleAttemptError:
                     self.note(f"{what} comes too late")
+                except StateValueError as error:
+                    self.note(f"{what} is refused: {error}")
                 else:
                     self.note(f"{what} is there at last")
 
