@@ -74,15 +74,15 @@ def test_a_master_with_which_spark_does_not_start_is_told_with_sparks_reason(
     launcher: Launcher, services: Services, unique: str, closed_port: int
 ) -> None:
     create_topic(services.kafka, unique)
-    masters = {
-        "yarn": [1, "When running with master 'yarn' either HADOOP_CONF_DIR or YARN_CONF_DIR must be set"],
-        f"k8s://https://127.0.0.1:{closed_port}": [1, "KubernetesClientException", "Connection refused"],
-        "sc://127.0.0.1:15002": [2, "Spark Connect", "no driver run Python functions"],
-        "banana": [2, "'banana' is no master of Spark's", "spark://HOST:PORT"],
+    masters: dict[str, tuple[int, Sequence[str]]] = {
+        "yarn": (1, ["master 'yarn' either HADOOP_CONF_DIR or YARN_CONF_DIR must be set"]),
+        f"k8s://https://127.0.0.1:{closed_port}": (1, ["KubernetesClientException", "Connection refused"]),
+        "sc://127.0.0.1:15002": (2, ["Spark Connect", "no driver run Python functions"]),
+        "banana": (2, ["'banana' is no master of Spark's", "spark://HOST:PORT"]),
     }
     runs = [launcher.word_count_arguments(unique, unique, unique, "--master", url) for url in masters]
-    for outcome, (status, *words) in zip(launcher.run_together(runs), masters.values(), strict=True):
-        assert_told(outcome, int(status), *map(str, words))
+    for outcome, (status, words) in zip(launcher.run_together(runs), masters.values(), strict=True):
+        assert_told(outcome, status, *words)
         assert "log4j" not in outcome.stderr.splitlines()[-1]
     assert not table_exists(launcher.database, unique)
 

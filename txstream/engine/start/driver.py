@@ -7,6 +7,7 @@ others in tests and in the simulation. What differs between batches and tracked 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
@@ -32,6 +33,8 @@ from txstream.state import FenceLockedError
 from txstream.transaction import TransactionAttempt, Txid
 from txstream.waiting import Waiting
 from txstream.zookeeper import ProgressStore, Requests
+
+log = logging.getLogger(__name__)
 
 RunnerFactory = Callable[[ExecutionPlan], BatchRunner]
 
@@ -223,7 +226,10 @@ class Driver(Generic[L]):
                 try:
                     loop.run()
                 except TxstreamError as error:
-                    self.tier.explain(error)
+                    try:
+                        self.tier.explain(error)
+                    except Exception:  # what is told is why the run ended, whatever happens here
+                        log.warning("the error could not be explained", exc_info=True)
                     raise
             assert self.taken is not None
             return self.tier.report(self.taken, time.monotonic() - started)
