@@ -163,41 +163,60 @@ def live(sitting: Sitting, script: str, rate: int, seconds: float) -> Result:
         arrived = counted(sitting.database, count="n" if table else "count", **table)
         taken = latencies(sitting.database, warm_up, **table)
     result = {"contender": script, "rate": rate, "exact": [arrived] == produced, **taken}
+    if result["markers"]:
+        what = f"p50 {result['p50']} ms, p99 {result['p99']} ms"
+    else:
+        what = "nothing was committed in time to be measured"
     console.print(
-        f"{NAMES[script]:<22}live {rate:>6,}/s: p50 {result['p50']} ms, p99 {result['p99']} ms, "
-        f"exact: {'yes' if result['exact'] else 'NO'}"
+        f"{NAMES[script]:<22}live {rate:>6,}/s: {what}, exact: {'yes' if result['exact'] else 'NO'}"
     )
     return result
 
 
 def ratios(catch_ups: Sequence[Result], lives: Sequence[Result]) -> dict[str, float]:
     """Return ours over theirs, or theirs over ours for latencies, so that more is better for us. Each
-    contender counts with its best batch size."""
+    contender counts with its best batch size. What a slow machine left unmeasured has no ratio."""
 
-    def best(contender: str, variant: str, figure: str) -> float:
+    def best(contender: str, variant: str, figure: str) -> float | None:
         found = [c[figure] for c in catch_ups if (c["contender"], c["variant"]) == (contender, variant)]
-        return float(max(found))
+        return max(found, default=None)
 
-    def small(contender: str) -> float:
-        (found,) = [c for c in catch_ups if c["contender"] == contender and c["batch"] == SMALL]
-        return float(found["batches_per_second"])
+    def small(contender: str) -> float | None:
+        return next(
+            (
+                c["batches_per_second"]
+                for c in catch_ups
+                if c["contender"] == contender and c["batch"] == SMALL
+            ),
+            None,
+        )
 
-    def at_first_rate(contender: str, figure: str) -> float:
-        (found,) = [c for c in lives if c["contender"] == contender and c["rate"] == RATES[0]]
-        return float(found[figure])
+    def at_first_rate(contender: str, figure: str) -> float | None:
+        return next((c[figure] for c in lives if c["contender"] == contender and c["rate"] == RATES[0]), None)
 
     rate, cold = "records_per_second", "cold_records_per_second"
-    found = {
-        "throughput_vs_structured_streaming": best(OURS, "columnar", rate) / best(STRUCTURED, "", rate),
-        "cold_throughput_vs_structured_streaming": best(OURS, "columnar", cold) / best(STRUCTURED, "", cold),
-        "per_tuple_throughput_vs_structured_streaming": best(OURS, "tuples", rate)
-        / best(STRUCTURED, "", rate),
-        "batches_per_second_vs_structured_streaming": small(OURS) / small(STRUCTURED),
-        "latency_p50_vs_structured_streaming": at_first_rate(STRUCTURED, "p50") / at_first_rate(OURS, "p50"),
-        "latency_p99_vs_structured_streaming": at_first_rate(STRUCTURED, "p99") / at_first_rate(OURS, "p99"),
-        "throughput_vs_plain_loop": best(OURS, "columnar", rate) / best(PLAIN, "", rate),
+    peer = best(STRUCTURED, "", rate)
+    pairs = {
+        "throughput_vs_structured_streaming": (best(OURS, "columnar", rate), peer),
+        "cold_throughput_vs_structured_streaming": (
+            best(OURS, "columnar", cold),
+            best(STRUCTURED, "", cold),
+        ),
+        "per_tuple_throughput_vs_structured_streaming": (best(OURS, "tuples", rate), peer),
+        "batches_per_second_vs_structured_streaming": (small(OURS), small(STRUCTURED)),
+        "latency_p50_vs_structured_streaming": (at_first_rate(STRUCTURED, "p50"), at_first_rate(OURS, "p50")),
+        "latency_p99_vs_structured_streaming": (at_first_rate(STRUCTURED, "p99"), at_first_rate(OURS, "p99")),
+        "throughput_vs_plain_loop": (best(OURS, "columnar", rate), best(PLAIN, "", rate)),
     }
-    return {name: round(value, 2) for name, value in found.items()}
+    return {name: round(more / less, 2) for name, (more, less) in pairs.items() if more and less}
+
+
+def latency_p50_ms(lives: Sequence[Result]) -> dict[str, dict[str, float | None]]:
+    """Return the median latency of each contender by records per second; None if nothing was measured."""
+    found: dict[str, dict[str, float | None]] = {}
+    for one in lives:
+        found.setdefault(one["contender"], {})[str(one["rate"])] = one["p50"]
+    return found
 
 
 def own_server(folder: Path) -> tuple[PostgresServer, str]:
@@ -227,7 +246,7 @@ def show(document: Result) -> None:
         table.add_column(column, justify="right")
     for one in document["live"]:
         table.add_row(
-            NAMES[one["contender"]], f"{one['rate']:,}", *(str(one[f"p{p}"]) for p in (50, 90, 99)),
+            NAMES[one["contender"]], f"{one['rate']:,}", *(str(one[f"p{p}"] or "-") for p in (50, 90, 99)),
             "yes" if one["exact"] else "NO",
         )  # fmt: skip
     console.print(table)
@@ -243,6 +262,7 @@ def draw(document: Result, path: Path) -> None:
     from matplotlib import pyplot
 
     colours = {OURS: "#2563eb", STRUCTURED: "#b45309", REAL_TIME: "#d97706", PLAIN: "#6b7280"}
+    measured = [one for one in document["live"] if one["p50"] is not None]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
     for axes, title, bars in (
         (
@@ -260,10 +280,7 @@ def draw(document: Result, path: Path) -> None:
         (
             right,
             "latency p50 (bar) to p99 (line), ms",
-            [
-                (f"{NAMES[c['contender']]}\n{c['rate']:,}/s", c["p50"], c["contender"])
-                for c in document["live"]
-            ],
+            [(f"{NAMES[c['contender']]}\n{c['rate']:,}/s", c["p50"], c["contender"]) for c in measured],
         ),
     ):
         labels = [label for label, _, _ in bars]
@@ -272,7 +289,7 @@ def draw(document: Result, path: Path) -> None:
         axes.set_title(title, fontsize=9)
         axes.tick_params(labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
-    for at, one in enumerate(document["live"]):
+    for at, one in enumerate(measured):
         right.plot([one["p50"], one["p99"]], [at, at], color="#111827", linewidth=1.5)
     figure.savefig(path)
 
@@ -327,6 +344,7 @@ def main() -> int:
         "catch_up": catch_ups,
         "live": lives,
         "ratios": ratios(catch_ups, lives),
+        "latency_p50_ms": latency_p50_ms(lives),
     }
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"{now.date()}.json"

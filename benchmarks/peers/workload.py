@@ -202,11 +202,14 @@ def appended(kafka: str, topic: str, skip_seconds: float) -> tuple[int, Mapping[
 
 def _percentiles(rows: Sequence[tuple[str, float]], skip_seconds: float) -> Mapping[str, Any]:
     """Return percentiles of the latency. `rows` has each marker and the second at which it arrived. Markers
-    of the first `skip_seconds` and of the last two seconds are left out."""
+    of the first `skip_seconds` and of the last two seconds are left out. Percentiles of none are None."""
     produced = np.array([int(name.split("-")[2]) / 1e6 for name, _ in rows])
     arrived = np.array([at for _, at in rows])
-    used = (produced >= produced.min() + skip_seconds) & (produced <= produced.max() - 2)
+    first, last = (produced.min(), produced.max()) if len(rows) else (0.0, 0.0)
+    used = (produced >= first + skip_seconds) & (produced <= last - 2)
     taken = 1000 * (arrived - produced)[used]
+    if not used.any():
+        return {"markers": 0, "p50": None, "p90": None, "p99": None, "max": None}
     return {
         "markers": int(used.sum()),
         **{f"p{p}": round(float(np.percentile(taken, p)), 1) for p in (50, 90, 99)},

@@ -57,6 +57,40 @@ def test_each_is_measured_by_its_best_batch_size(bench: Any) -> None:
     }
 
 
+def test_what_a_slow_machine_left_unmeasured_has_no_ratio_and_breaks_nothing(
+    bench: Any, tmp_path: Path
+) -> None:
+    workload = importlib.import_module("peers.workload")
+    catch_ups = [
+        {**catch_up("structured_streaming", "", 10_000, 40_000, 30_000), "batches_per_second": None},
+        catch_up("ours", "columnar", 10_000, 320_000, 200_000),
+    ]
+    nothing = workload._percentiles([], 6.0)
+    early = workload._percentiles(
+        [(f"m-{tick}-{tick * 10_000}", tick / 100 + 0.05) for tick in range(300)], 6.0
+    )
+    assert nothing == early
+    assert nothing["markers"] == 0
+    lives = [
+        {"contender": "structured_streaming", "rate": 1_000, "exact": False, **nothing},
+        {"contender": "ours", "rate": 1_000, "exact": True, **nothing, "p50": 12.5, "p90": 20.0, "p99": 30.0},
+    ]
+    found = bench.ratios(catch_ups, lives)
+    assert found == {
+        "throughput_vs_structured_streaming": 8.0,
+        "cold_throughput_vs_structured_streaming": 6.67,
+    }
+    assert bench.latency_p50_ms(lives) == {"structured_streaming": {"1000": None}, "ours": {"1000": 12.5}}
+    document = {
+        "catch_up": [{**one, "exact": True} for one in catch_ups],
+        "live": lives,
+        "ratios": found,
+    }
+    bench.show(document)
+    bench.draw(document, tmp_path / "chart.svg")
+    assert (tmp_path / "chart.svg").exists()
+
+
 def test_the_truth_is_that_of_the_records(bench: Any) -> None:
     workload = importlib.import_module("peers.workload")
     assert sum(workload.truth(5_000).values()) == 5_000

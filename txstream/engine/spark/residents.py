@@ -6,7 +6,8 @@ with one Spark task, which connects to the driver and proves that it has the run
 
 Invariants.
 - An order goes to a resident that is free, and its answer belongs to the call that sent it: a resident has
-  one order at a time, and one that was given up is never asked or heard again.
+  one order at a time, its answer bears the order's number, and one that was given up, or answers anything
+  else than what it was asked, is never asked or heard again.
 - Whoever finds no resident runs a Spark job. So the loss of a resident fails neither a run nor an attempt:
   what it was doing is done again by a job, as Spark itself does with the work of a task that it has lost.
 - Residents never take the last core from jobs. They leave while batches need more than they can do, and
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import os
@@ -82,9 +84,11 @@ def refusal(context: SparkContext) -> str | None:
 
 @dataclass(eq=False)
 class _Order:
-    """An order on its way. `done` is set once there is an answer, or there will be none."""
+    """An order on its way. `done` is set once there is an answer, or there will be none. `number` is another
+    for each order of a run: an attempt may have several, one after the other."""
 
     attempt: TransactionAttempt
+    number: int
     done: threading.Event = field(default_factory=threading.Event)
     elements: list[Element] | None = None
     is_cancelled: bool = False
@@ -122,6 +126,7 @@ class Residents:
         self._may_run.set()
         self._closed = threading.Event()
         self._wide_jobs = self._small_jobs = 0
+        self._numbers = itertools.count(1)
         self._application = str(context.applicationId)
         self._asked, self._room = count, 0
         if not count:
@@ -164,9 +169,9 @@ class Residents:
         if taken is None:
             return None
         text = order.to_json().encode()
-        for index, (resident, _) in enumerate(taken):
+        for index, (resident, mine) in enumerate(taken):
             try:
-                resident.connection.send_bytes(_INDEX.pack(index) + text)
+                resident.connection.send_bytes(_HEAD.pack(index, mine.number) + text)
             except OSError:
                 self._end(resident)
         elements: list[Element] = []
@@ -348,20 +353,27 @@ class Residents:
         connection = resident.connection
         try:
             while True:
-                targets = json.loads(connection.recv_bytes())
+                number, targets = json.loads(connection.recv_bytes())
                 elements = [(target, connection.recv_bytes()) for target in targets]
-                with self._changed:
-                    order, resident.order = resident.order, None
-                    self._changed.notify_all()
-                if order is not None:
-                    order.elements = elements
-                    order.done.set()
-                if not self._may_run.is_set():
+                if not self._answered(resident, number, elements) or not self._may_run.is_set():
                     break
         except (OSError, EOFError, ValueError) as error:
             if not self._closed.is_set():
                 log.debug("resident task %d is gone: %r", resident.number, error)
         self._end(resident)
+
+    def _answered(self, resident: _Resident, number: int, elements: list[Element]) -> bool:
+        """Give an answer to whoever waits for it. Returns False if the resident was not asked for it now."""
+        with self._changed:
+            order = resident.order
+            if order is None or order.number != number:
+                log.warning("resident task %d answers order %d, which it has not", resident.number, number)
+                return False
+            resident.order = None
+            self._changed.notify_all()
+        order.elements = elements
+        order.done.set()
+        return True
 
     def _take(self, attempt: TransactionAttempt, width: int) -> list[tuple[_Resident, _Order]] | None:
         """Take so many residents that are free. Returns None if they are not there, or busy for longer."""
@@ -380,7 +392,7 @@ class Residents:
             self._wide_jobs = 0
             found = []
             for resident in taken:
-                resident.order = _Order(attempt)
+                resident.order = _Order(attempt, next(self._numbers))
                 found.append((resident, resident.order))
             return found
 
@@ -409,7 +421,7 @@ class Residents:
 
 # --- on the executors ----------------------------------------------------------------------------------
 
-_INDEX = struct.Struct(">I")
+_HEAD = struct.Struct(">IQ")  # the index of the Spark task, the order's number
 _TIMEVAL = struct.Struct("ll")
 _UNREACHABLE = "reach the driver"
 
@@ -439,9 +451,10 @@ def _stay(
             connection.send_bytes(json.dumps([number, life]).encode())
             while True:
                 message = connection.recv_bytes()
-                index, text = _INDEX.unpack_from(message)[0], message[_INDEX.size :].decode()
+                (index, order), text = _HEAD.unpack_from(message), message[_HEAD.size :].decode()
                 elements = run_first_stage(plan, index, WorkOrder.from_json(text), worker_process(plan))
-                connection.send_bytes(json.dumps([target for target, _element in elements]).encode())
+                targets = [target for target, _element in elements]
+                connection.send_bytes(json.dumps([order, targets]).encode())
                 for _target, element in elements:
                     connection.send_bytes(element)
         except (EOFError, ConnectionError):
