@@ -69,7 +69,11 @@ def another_python(folder: Path) -> Path:
             return found
     venv.create(folder, symlinks=True)
     (packages,) = (folder / "lib").glob("python*/site-packages")
-    (packages / "other.pth").write_text("import sys; sys.version_info = (3, 99, 0, 'final', 0)\n")
+    fields = "major minor micro releaselevel serial"
+    (packages / "other.pth").write_text(
+        "import collections, sys; sys.version_info = "
+        f"collections.namedtuple('other', '{fields}')(3, 99, 0, 'final', 0)\n"
+    )
     return folder / "bin" / "python"
 
 
