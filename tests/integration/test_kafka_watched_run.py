@@ -9,6 +9,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,13 @@ def test_a_group_gets_the_committed_places_and_metrics_the_lag(
     assert seen["txstream_leader",] == found["txstream_leader",] == 1
     assert seen["txstream_epoch",] == found["txstream_epoch",]
     assert seen["txstream_source_lag_records", "all", "all"] == 0
+    assert seen["txstream_source_unavailable_seconds",] == 0
+    away = replace(settings, kafka="127.0.0.1:1", connect_timeout_seconds=1.0)
+    seen = samples(exposition_of_ledgers(away, totals).decode(), unique)
+    assert seen["txstream_last_committed_txid",] == last
+    assert not [name for name in seen if name[0].startswith("txstream_source")], (
+        "nobody knows, so it is not 0"
+    )
 
 
 def test_a_group_with_members_is_refused(

@@ -9,7 +9,7 @@ from math import isnan, nan
 
 from matplotlib.figure import Figure
 
-PHASES = ("plan", "persist", "job", "merge", "commit_bolts", "commit", "advance")
+PHASES = ("plan", "persist", "job", "merge", "commit_bolts", "begin", "write", "commit", "advance")
 """One after the other; what is measured within one of them is left out."""
 
 
