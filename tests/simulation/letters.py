@@ -43,6 +43,7 @@ from txstream.engine.batch.executor_failures import CrashError, Failure
 from txstream.engine.batch.messages import WorkOrder
 from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
+from txstream.engine.batch.sought import Sought
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.semantics import Semantics
 from txstream.simulation.chances import Chances
@@ -231,14 +232,22 @@ class LetterRunner(Runner):
         return found
 
     def find(
-        self, attempt: TransactionAttempt, parts: Sequence[BatchMetas[Any]], *, most: int, seconds: float
+        self,
+        attempt: TransactionAttempt,
+        parts: Sequence[BatchMetas[Any]],
+        *,
+        most: int,
+        seconds: float,
+        sought: Sought | None = None,
     ) -> list[FailingRecord]:
         def failure(search: Any, order: WorkOrder, part: BatchMetas[Any]) -> Failure | None:
-            found: Failure | None = self._once(attempt, part, "search", lambda: _failure(search, order, part))
+            found: Failure | None = self._once(
+                attempt, part, ("search", sought and sought.digest), lambda: _failure(search, order, part)
+            )
             return found
 
         with mock.patch.object(record_search._Search, "_failure", failure):
-            return super().find(attempt, parts, most=most, seconds=seconds)
+            return super().find(attempt, parts, most=most, seconds=seconds, sought=sought)
 
     def _once(
         self, attempt: TransactionAttempt, metas: BatchMetas[Any], how: Hashable, compute: Callable[[], Any]
