@@ -15,7 +15,7 @@ from txstream.cli.parameters import keyword_arguments, spark_settings
 from txstream.engine.spark.java_process import without_secrets
 from txstream.given_secrets import as_typed, refuse_secret, refuse_secret_pair, with_variables
 from txstream.inspect.databases import upgrade_remedy
-from txstream.settings import Settings
+from txstream.settings import Settings, to_environment
 from txstream.ui.comparing import Comparing
 
 AWAY = ["--zookeeper", "127.0.0.1:1", "--connect-timeout", "0.2"]
@@ -172,7 +172,7 @@ def test_a_child_process_finds_the_same_by_its_environment(
         zookeeper_password="hush",
         redis="redis://:hush@host/0",
     ).resolve_given(tmp_path)
-    for name, value in given.to_environment().items():
+    for name, value in to_environment(given).items():
         monkeypatch.setenv(name, value)
     assert Settings().resolve_given(tmp_path) == given
 
