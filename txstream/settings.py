@@ -131,13 +131,6 @@ class Settings:
             found[name] = tuple(with_variables(url, name) for url in found[name] or ())
         return replace(self, **found)
 
-    def to_environment(self) -> dict[str, str]:
-        """Return the variables that give these addresses and secrets to a child process, whose command line
-        would show them to others."""
-        values = {name: getattr(self, name) for name in (*_STRINGS, _PASSWORD)}
-        values |= {name: " ".join(getattr(self, name)) for name in _LISTS}
-        return {f"TXSTREAM_{name.upper()}": value for name, value in values.items() if value}
-
     @property
     def log_dir(self) -> Path:
         """Where the logs of Spark, Kafka and ZooKeeper go."""
@@ -199,6 +192,14 @@ class Settings:
     @property
     def uses_default_database(self) -> bool:
         return not self.database
+
+
+def to_environment(settings: Settings) -> dict[str, str]:
+    """Return the variables that give addresses and secrets to a child process, whose command line would show
+    them to others."""
+    values = {name: getattr(settings, name) for name in (*_STRINGS, _PASSWORD)}
+    values |= {name: " ".join(getattr(settings, name)) for name in _LISTS}
+    return {f"TXSTREAM_{name.upper()}": value for name, value in values.items() if value}
 
 
 def is_disk_full(folder: Path) -> bool:

@@ -21,7 +21,7 @@ from txstream.given_secrets import (
     without_secrets as without_passwords,
 )
 from txstream.inspect.databases import upgrade_remedy
-from txstream.settings import Settings
+from txstream.settings import Settings, to_environment
 from txstream.ui.comparing import Comparing
 
 HUSH = "postgresql://me:hush@127.0.0.1:1/x"
@@ -178,7 +178,7 @@ def test_a_child_process_finds_the_same_by_its_environment(
         zookeeper_password="hush",
         redis="redis://:hush@host/0",
     ).resolve_given(tmp_path)
-    for name, value in given.to_environment().items():
+    for name, value in to_environment(given).items():
         monkeypatch.setenv(name, value)
     assert Settings().resolve_given(tmp_path) == given
 

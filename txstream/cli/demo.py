@@ -24,6 +24,7 @@ from txstream.cli.demo_services import ended_by_signals, services_for
 from txstream.cli.demo_text import count_words, make_text
 from txstream.cli.options import command
 from txstream.inspect.ledgers import throughput
+from txstream.settings import to_environment
 from txstream.wording import counted
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ def _run_and_be_killed(here: Demo) -> Mapping[str, Any]:
         log_file = Path(folder) / "fault.json"
         variables = {FAULT_VARIABLE: str(fault), FAULT_LOG_VARIABLE: str(log_file)}
         end = run_driver(
-            [*_arguments(here), "--quiet"], here.settings.to_environment() | variables, messages=messages
+            [*_arguments(here), "--quiet"], to_environment(here.settings) | variables, messages=messages
         )
         if end.status != -signal.SIGKILL or not log_file.exists():
             raise DemoError(
@@ -267,7 +268,7 @@ def _run_to_the_end(here: Demo) -> Mapping[str, Any]:
     from txstream.cli.demo_services import run_driver
 
     end: DriverEnd = run_driver(
-        [*_arguments(here), *(["--quiet"] if here.cli.quiet else [])], here.settings.to_environment()
+        [*_arguments(here), *(["--quiet"] if here.cli.quiet else [])], to_environment(here.settings)
     )
     if end.status != 0:
         raise DemoError(f"the second driver ended with status {end.status}; what it said is above")

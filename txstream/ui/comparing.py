@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from txstream.api.errors import UsageError
 from txstream.given_secrets import is_secret_pair
+from txstream.settings import to_environment
 
 if TYPE_CHECKING:
     from txstream.settings import Settings
@@ -92,7 +93,7 @@ class Comparing:
                     *words,
                     f"--data-dir={self._settings.data_dir}",
                 ],
-                env={**os.environ, **self._settings.to_environment()},
+                env={**os.environ, **to_environment(self._settings)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
