@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ class CrashError(BaseException):
 class Failure:
     """What went wrong on an executor. `error` is the name of a txstream error, BoltError for anything else;
     `kind` is the exception's own name and the place where it was raised, `record` the record's place in the
-    source, if its tuple says that, and `row` the row that a store has refused."""
+    source, if its tuple says that, and `row` the row that a store has refused. `late` are the `places` of a
+    LateRecordError; `all_late`: the tuples were the spout's own, and all of them late."""
 
     error: str
     message: str
@@ -47,6 +48,8 @@ class Failure:
     kind: str = ""
     record: str | None = None
     row: Sequence[str] | None = None
+    late: Sequence[tuple[str, int]] = ()
+    all_late: bool = False
 
     def to_document(self) -> dict[str, Any]:
         return asdict(self)
@@ -105,7 +108,11 @@ def describe(
     # Cut here already: the driver takes in what all tasks say, and puts before it who failed.
     message, details = (storable(text, _MAX_CHARACTERS) for text in (message, _user_traceback(error)))
     row = error.row if isinstance(error, errors.StateValueError) else None
-    return Failure(name, message, component, task, details, kind, record, row)
+    found = Failure(name, message, component, task, details, kind, record, row)
+    if isinstance(error, errors.LateRecordError):
+        all_late = spout is not None and error.only_late_from == spout
+        return replace(found, late=error.places, all_late=all_late)
+    return found
 
 
 def _record_of(tup: Any, spout: str | None) -> str | None:

@@ -42,7 +42,8 @@ class WorkOrder:
     that every Spark task of an attempt, even one that is computed again, sees the same layout. `committed` is
     the attempt that was committed last; it is set only in the commit phase, and only if it is known.
     `excluded` are the offsets, by partition, of the records that the batch leaves out. `records` are those of
-    dead letters that it retries, as the spout emits them; the first Spark task has them.
+    dead letters that it retries, as the spout emits them; the first Spark task has them. `horizons` are those
+    of its metas.
     """
 
     attempt: TransactionAttempt
@@ -52,6 +53,7 @@ class WorkOrder:
     committed: TransactionAttempt | None = None
     excluded: Mapping[str, Sequence[int]] = field(default_factory=dict)
     records: pa.RecordBatch | None = None
+    horizons: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(
@@ -64,6 +66,7 @@ class WorkOrder:
                 "committed": self.committed and [self.committed.txid, self.committed.attempt],
                 "excluded": dict(self.excluded),
                 "records": None if self.records is None else _as_text(self.records),
+                "horizons": dict(self.horizons),
             },
             separators=(",", ":"),
         )
@@ -81,6 +84,7 @@ class WorkOrder:
             None if committed is None else TransactionAttempt(*committed),
             document["excluded"],
             None if document["records"] is None else _from_text(document["records"]),
+            document["horizons"],
         )
 
 

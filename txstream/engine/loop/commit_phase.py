@@ -69,6 +69,7 @@ class CommitPhase:
             self._codec.encode(emit.metas),
             replace(batch, timings=batches.timing(attempt.txid).before_commit()),
             lambda point: batches.reach(point, attempt.txid),
+            batches.coordinator.committed_metas().horizons,
         )
         if not self._has_bolts:
             self._past_bolts = {attempt}

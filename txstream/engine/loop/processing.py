@@ -163,6 +163,7 @@ class Processing:
             if not done.metas.excluded:
                 return done, ()
             try:
+                self._planning.check_size(done.metas)
                 return done, self._letters(attempt, done.metas, [*found, *done.found])
             except BaseException:
                 self.release(done.processed.result)
@@ -218,6 +219,7 @@ class Processing:
         started = time.perf_counter()
         try:
             deltas = self._committer.prepare(result)
+            self._committer.refuse_late(deltas, metas.horizons)
             if is_checked:
                 self._committer.check(deltas)
                 failures = self._batches.failures.of(attempt.txid)
