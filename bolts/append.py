@@ -13,6 +13,7 @@ from txstream.api.reducers import Put
 from txstream.api.schema import format_type
 from txstream.api.state import SqlTable
 from txstream.api.tuples import Chunk, Tuple
+from txstream.bolts.late_rows import refuse_late
 from txstream.bolts.sql import holds
 from txstream.row_fold import RowFold
 
@@ -92,6 +93,7 @@ class SqlAppendBolt(StateCommitter):
                 wrong = pc.fill_null(pc.is_nan(column), fill_value=False)
                 if pc.any(wrong).as_py():
                     self._refuse(chunk, wrong, f"column {name!r}", "nan")
+        refuse_late(self.state, self.horizon, chunk)
         self.fold.add(chunk.batch)
 
     def _refuse(self, chunk: Chunk, wrong: pa.Array, what: str, got: str) -> None:

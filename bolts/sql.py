@@ -13,6 +13,7 @@ from txstream.api.reducers import Count, Custom, Reducer, Sum
 from txstream.api.schema import format_type
 from txstream.api.state import SqlState, SqlTable
 from txstream.api.tuples import Chunk, Tuple
+from txstream.bolts.late_rows import refuse_late
 from txstream.folding import bound, check_reducers, new_fold
 
 _BIGINT_DIGITS = 19
@@ -92,6 +93,7 @@ class SqlStateBolt(StateCommitter):
             if reducer.field is not None and not isinstance(reducer, (Count, Custom)):
                 column = chunk.batch.column(chunk.index[reducer.field])
                 self._refuse_nan(chunk, column, f"value column {name!r}")
+        refuse_late(self.state, self.horizon, chunk)
         self.fold.add(chunk.batch)
 
     def _refuse_nan(self, chunk: Chunk, column: pa.Array, what: str) -> None:

@@ -162,7 +162,8 @@ TABLES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "attempt": "the attempt that committed it: the leader's epoch times 2^32, plus a sequence",
             "semantics": "opaque, transactional or non-transactional",
             "status": "committed, or committing while executors write",
-            "metas": "what it held, as JSON: `partitions`, `carried`, `unavailable`, `excluded`, `retried`",
+            "metas": "what it held, as JSON: `partitions`, `carried`, `unavailable`, `excluded`, `retried`, "
+            "`horizons`",
             "tuples": "how many tuples the spout emitted",
             "keys": "how many rows were written, over all tables of this database",
             "planned_at": "when it was planned (UTC)",

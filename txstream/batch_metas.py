@@ -42,7 +42,8 @@ class BatchMetas(Generic[Meta]):
     fails by itself. `retried` are the dead letters of earlier batches that it processes instead of ranges,
     and `records` their records, once they were read. `begun` are those of `carried` that get their first
     place in it, `lag_records` how many records were there and not taken; only a plan knows them. None of the
-    last three is stored."""
+    last three is stored. `horizons` say for each table with `keep` which rows are too old
+    (`txstream.retention`)."""
 
     partitions: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
     carried: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
@@ -52,6 +53,7 @@ class BatchMetas(Generic[Meta]):
     records: pa.RecordBatch | None = field(default=None, repr=False, compare=False)
     begun: Collection[str] = field(default=(), compare=False)
     lag_records: int | None = field(default=None, compare=False)
+    horizons: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
     # The result of `MetaCodec.encode`, kept because the plan's check, the ledger and ZooKeeper all need it.
     _encoded: list[Encoded] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -93,7 +95,16 @@ class BatchMetas(Generic[Meta]):
         self, letters: Collection[LetterKey], records: pa.RecordBatch | None = None
     ) -> BatchMetas[Meta]:
         """Return a batch that retries these dead letters and keeps the places of this one."""
-        return BatchMetas(carried=self.carried, retried=tuple(sorted(letters)), records=records)
+        return BatchMetas(
+            carried=self.carried,
+            retried=tuple(sorted(letters)),
+            records=records,
+            horizons=self.horizons,
+        )
+
+    def with_horizons(self, horizons: Mapping[str, int]) -> BatchMetas[Meta]:
+        """Return the same batch with these horizons."""
+        return dataclasses.replace(self, horizons=horizons)
 
     def leaving_out(self, records: Iterable[Excluded]) -> BatchMetas[Meta]:
         """Return the same batch without these records too."""
@@ -105,13 +116,16 @@ class BatchMetas(Generic[Meta]):
             tuple(sorted(excluded.values())),
             begun=self.begun,
             lag_records=self.lag_records,
+            horizons=self.horizons,
         )
 
     def part(self, partitions: Mapping[str, Meta]) -> BatchMetas[Meta]:
         """Return a batch of these parts of the ranges, without the records that this one leaves out."""
         inside = (one for one in self.excluded if one.partition in partitions)
         return BatchMetas(
-            partitions, excluded=tuple(one for one in inside if _holds(partitions[one.partition], one.offset))
+            partitions,
+            excluded=tuple(one for one in inside if _holds(partitions[one.partition], one.offset)),
+            horizons=self.horizons,
         )
 
     def excluded_offsets(self) -> dict[str, list[int]]:
@@ -159,6 +173,8 @@ class MetaCodec(Generic[Meta]):
             document["excluded"] = [list(dataclasses.astuple(one)) for one in metas.excluded]
         if metas.retried:
             document["retried"] = [[one.txid, one.place] for one in metas.retried]
+        if metas.horizons:
+            document["horizons"] = dict(metas.horizons)
         metas._encoded.append(document)
         return document
 
@@ -172,11 +188,11 @@ class MetaCodec(Generic[Meta]):
             raise CorruptStateError(
                 f"{where}: expected a JSON object with a batch's metas, found {document!r:.200}"
             )
-        unknown = set(document) - {"partitions", "carried", "unavailable", "excluded", "retried"}
+        unknown = set(document) - {"partitions", "carried", "unavailable", "excluded", "retried", "horizons"}
         if unknown or "partitions" not in document:
             raise CorruptStateError(
                 f"{where}: a batch's metas have 'partitions' and may have 'carried', 'unavailable', "
-                f"'excluded' and 'retried', found {sorted(document)}"
+                f"'excluded', 'retried' and 'horizons', found {sorted(document)}"
             )
         parts = {name: document.get(name, {}) for name in ("partitions", "carried", "unavailable")}
         for name, part in parts.items():
@@ -191,6 +207,7 @@ class MetaCodec(Generic[Meta]):
             {str(p): str(reason) for p, reason in parts["unavailable"].items()},
             _decode_excluded(document.get("excluded", []), partitions, where),
             _decode_retried(document.get("retried", []), where),
+            horizons=_decode_horizons(document.get("horizons", {}), where),
         )
 
     def decode_meta(self, document: Any, where: str) -> Meta:
@@ -246,6 +263,14 @@ def _decode_retried(document: Any, where: str) -> tuple[LetterKey, ...]:
             f"{where}: 'retried' is a JSON array of [txid, place], found {document!r:.200}"
         )
     return tuple(LetterKey(Txid(txid), place) for txid, place in pairs)
+
+
+def _decode_horizons(document: Any, where: str) -> Mapping[str, int]:
+    if not isinstance(document, dict) or any(type(seconds) is not int for seconds in document.values()):
+        raise CorruptStateError(
+            f"{where}: 'horizons' is a JSON object of seconds by table, found {document!r:.200}"
+        )
+    return document or _EMPTY
 
 
 def _is_frozen_dataclass(meta_type: type[Any]) -> bool:
@@ -326,6 +351,34 @@ def only_record(part: BatchMetas[Any]) -> tuple[str, int] | None:
         return None
     ((partition, meta),) = part.partitions.items()
     return (partition, meta.start) if is_numbered(meta) and meta.records == 1 else None
+
+
+def alone_in(metas: BatchMetas[Any], record: Excluded) -> BatchMetas[Any]:
+    """Return the part of a batch that holds only this record."""
+    whole = metas.partitions[record.partition]
+    return BatchMetas(
+        {record.partition: until(dataclasses.replace(whole, start=record.offset), record.offset + 1)},
+        horizons=metas.horizons,
+    )
+
+
+def only(metas: BatchMetas[Any], records: Sequence[Excluded]) -> BatchMetas[Any]:
+    """Return the part of a batch that holds only these records, of ranges whose positions are records."""
+    wanted: dict[str, set[int]] = {}
+    for one in records:
+        wanted.setdefault(one.partition, set()).add(one.offset)
+    ranges, others = {}, []
+    for partition, offsets in wanted.items():
+        first, end = min(offsets), max(offsets) + 1
+        ranges[partition] = until(dataclasses.replace(metas.partitions[partition], start=first), end)
+        others += [Excluded(partition, at, "", "") for at in range(first, end) if at not in offsets]
+    return BatchMetas(ranges, excluded=tuple(others), horizons=metas.horizons)
+
+
+def holds_record(part: BatchMetas[Any], record: Excluded) -> bool:
+    """Whether a record is in the ranges of a part, whose positions are records."""
+    meta = part.partitions.get(record.partition)
+    return meta is not None and is_numbered(meta) and _holds(meta, record.offset)
 
 
 def is_left(part: BatchMetas[Any]) -> bool:

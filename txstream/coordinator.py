@@ -27,7 +27,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar, cast
 
@@ -54,12 +54,14 @@ class Phase(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[Meta]):
     """Ask the spout's coordinator what `txid` holds, starting from `last`. The answer to a `replay` must be
-    `planned`, if need be with nothing in it, because an earlier attempt may have written."""
+    `planned`, if need be with nothing in it, because an earlier attempt may have written. `horizons` are
+    those of the batch before, behind which the answer's must not fall."""
 
     ticket: int
     txid: Txid
     last: Mapping[str, Meta]
     replay: bool
+    horizons: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -557,7 +559,8 @@ class Coordinator(Generic[Meta]):
         if not replay and (self._idle or self._paused):
             return []
         self._tickets += 1
-        self._planning = Plan(self._tickets, txid, self._before(txid).positions(), replay)
+        before = self._before(txid)
+        self._planning = Plan(self._tickets, txid, before.positions(), replay, before.horizons)
         return [self._planning]
 
     def _take_plan(self, ticket: int, answer: str) -> Plan[Meta] | None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from txstream.api.errors import TopologyError
+from txstream.api.errors import LateRecordError, TopologyError
 from txstream.transaction import Txid
 
 DEFAULT_MAX_PER_BATCH = 100
@@ -29,7 +29,8 @@ class DeadLetters:
 
     At most `max_per_batch` records of a batch become dead letters, and at most the share `max_share` of its
     records; of a small batch up to ten, if they are no more than half of it, and always one. When more fail
-    it is a bug and not poison, and the run ends with the first error. Once they are committed, they are sent
+    it is a bug and not poison, and the run ends with the first error. Late records, of a table with `keep`,
+    are not counted in that. Once they are committed, they are sent
     to the Kafka topic `topic` as well, if it is given. Raises TopologyError for impossible values.
     """
 
@@ -63,6 +64,12 @@ class Excluded:
     component: str
     exception: str
 
+    @property
+    def is_late(self) -> bool:
+        """Whether its row is older than its table keeps rows. Such a record is no bug, however many there
+        are."""
+        return self.exception == LateRecordError.__name__
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class LetterKey:
@@ -93,6 +100,11 @@ class DeadLetter:
     exception: str
     message: str
     traceback: str
+
+    @property
+    def is_late(self) -> bool:
+        """See `Excluded`."""
+        return self.exception == LateRecordError.__name__
 
 
 class SentLetter(NamedTuple):

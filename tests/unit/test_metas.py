@@ -159,8 +159,9 @@ def test_every_kind_of_field_comes_back(value: Everything) -> None:
         ([], "here: expected a JSON object with a batch's metas, found \\[\\]"),
         (
             {},
-            "may have 'carried', 'unavailable', 'excluded' and 'retried', found \\[\\]",
+            "may have 'carried', 'unavailable', 'excluded', 'retried' and 'horizons', found \\[\\]",
         ),
+        ({"partitions": {}, "horizons": {"t": 1.5}}, "'horizons' is a JSON object of seconds by table"),
         ({"partitions": {}, "more": 1}, "found \\['more', 'partitions'\\]"),
         ({"partitions": 3}, "here: 'partitions' must be a JSON object, found 3"),
         ({"partitions": {}, "carried": []}, "here: 'carried' must be a JSON object, found \\[\\]"),

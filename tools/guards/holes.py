@@ -238,8 +238,8 @@ HOLES = (
         "hole 8",
         "a plan starts where the last planned one ends",
         sources.COORDINATOR,
-        "self._planning = Plan(self._tickets, txid, self._before(txid).positions(), replay)",
-        "self._planning = Plan(self._tickets, txid, self._before(self.current).positions(), replay)",
+        "        before = self._before(txid)\n",
+        "        before = self._before(self.current)\n",
         f"{proofs.COORDINATOR}::test_a_plan_starts_from_the_previous_planned_batch_committed_or_not",
     ),
     Guard(

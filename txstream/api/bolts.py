@@ -291,6 +291,9 @@ class StateCommitter(BatchBolt, Committer):
     reducers: Mapping[str, Reducer]
     order_by: Sequence[str] = ()
     """For a `SqlTable`: the fields that order the rows of one key in a batch."""
+    horizon: int | None = None
+    """For a state with `keep`: rows of a time before this, in seconds since 1970, are late. The engine sets
+    it for each attempt."""
 
     @abstractmethod
     def deltas(self) -> pa.Table:

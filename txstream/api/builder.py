@@ -19,7 +19,7 @@ from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.names import validate_topology_id
 from txstream.api.schema import format_schema, format_type
 from txstream.api.spouts import PartitionedSpout, SourceSpout
-from txstream.api.state_checks import check_states
+from txstream.api.state_checks import check_keep, check_states
 from txstream.api.topology import CommitChoice, Component, Topology
 from txstream.api.tracked import RichBolt
 from txstream.api.tuples import DEFAULT_STREAM
@@ -281,6 +281,7 @@ class TransactionalTopologyBuilder(GraphBuilder):
         """Do what `build` does, without the check for a committer: a test may do without one."""
         components = self._components(stacklevel)
         states, map_states = check_states(self._spout.semantics, components)
+        check_keep(components, map_states, sets_aside=self._dead_letters is not None)
         if self._commit == "driver" and map_states:
             use = map_states[0]
             raise TopologyError(

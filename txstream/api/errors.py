@@ -158,6 +158,16 @@ class StateValueError(TxstreamError):
         return self
 
 
+class LateRecordError(StateValueError):
+    """A record's row is older than its table keeps rows (`keep`): it would be for a row that may have been
+    removed. `places`: partition ("topic/number") and offset of records of which this is so, as far as tuples
+    with Kafka's columns say it. `only_late_from`: the component that these tuples came from, if there were no
+    others among them."""
+
+    places: Sequence[tuple[str, int]] = ()
+    only_late_from: str | None = None
+
+
 class SchemaRevisionError(TxstreamError):
     """The framework's own tables in a database have another revision than this version needs."""
 

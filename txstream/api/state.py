@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from txstream.api.errors import TopologyError
 from txstream.api.schema import format_schema, format_type, parse_schema
+from txstream.retention import keep_seconds, time_column
 from txstream.semantics import Semantics
 
 _PARAMETER = re.compile(r"(toast\.)?[a-z][a-z0-9_]*", re.ASCII)
@@ -42,7 +43,9 @@ class SqlState:
     that are added to an existing table: they map a column to the value that existing rows get (what its
     reducer begins with: 0 for a count or a sum; None if the column may be NULL). `storage` holds the storage
     parameters with which PostgreSQL creates the table, numbers or booleans by name (`{"fillfactor": 70}`; 50
-    unless given). Raises TopologyError or SchemaError for an impossible declaration.
+    unless given). `keep` ("90d", "12h"; units s, m, h, d) removes rows once the date or timestamp in the key
+    column `keep_on`, by default the only one of such a type, is older; a record for such a row is late and
+    becomes a dead letter. Raises TopologyError or SchemaError for an impossible declaration.
     """
 
     table: str
@@ -54,6 +57,8 @@ class SqlState:
     cache_rows: int = 0
     defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
     storage: Mapping[str, int | float | bool] = field(default_factory=dict, hash=False)
+    keep: str | None = None
+    keep_on: str | None = None
     on_conflict: OnConflict | None = field(default=None, init=False)
     """None: rows of one key are merged by reducers. Otherwise this is a `SqlTable`."""
     key_schema: pa.Schema = field(init=False, repr=False, compare=False)
@@ -88,6 +93,28 @@ class SqlState:
         self._check_names()
         self._check_defaults()
         self._check_storage()
+        self._check_keep()
+
+    def _check_keep(self) -> None:
+        if self.keep is not None:
+            keep_seconds(self.table, self.keep)
+            object.__setattr__(self, "keep_on", time_column(self.table, self.keep_on, *self._times()))
+        elif self.keep_on is not None:
+            raise TopologyError(
+                f"state table {self.table!r}: keep_on is {self.keep_on!r}, but nothing says how long rows "
+                f"are kept; add keep='90d', for example, or leave it out"
+            )
+
+    def _times(self) -> tuple[pa.Schema, str]:
+        """Return the columns whose time may decide how long a row is kept, and why no others may."""
+        return self.key_schema, (
+            "It must be a key column: a row whose time changes would be kept, or late, by chance"
+        )
+
+    @functools.cached_property
+    def keep_seconds(self) -> int | None:
+        """How long rows are kept; None for ever."""
+        return None if self.keep is None else keep_seconds(self.table, self.keep)
 
     def _check_storage(self) -> None:
         """Only a plain name with a number or a boolean passes, because they become part of a statement."""
@@ -178,9 +205,10 @@ class SqlTable(SqlState):
     `value` and `key` are DDL or Arrow schemas; the default key is a record's place in Kafka. Value columns
     may be NULL. `on_conflict` says what happens to a row whose key an earlier batch has written: "fail" ends
     the run, "ignore" keeps the older row, "replace" puts the new one in its place, for which an opaque table
-    also has `prev_<value>` and `prev_txid`. The other arguments are those of `SqlState`. A non-transactional
-    table with "fail" has no primary key, because a replayed row comes twice. Raises TopologyError or
-    SchemaError for an impossible declaration.
+    also has `prev_<value>` and `prev_txid`. The other arguments are those of `SqlState`; with the default
+    key, `keep_on` may also be a value column, and a row without a time is kept. A non-transactional table
+    with "fail" has no primary key, because a replayed row comes twice. Raises TopologyError or SchemaError
+    for an impossible declaration.
     """
 
     on_conflict: OnConflict = "fail"
@@ -198,6 +226,8 @@ class SqlTable(SqlState):
         index_txid: bool = False,
         defaults: Mapping[str, Any] | None = None,
         storage: Mapping[str, int | float | bool] | None = None,
+        keep: str | None = None,
+        keep_on: str | None = None,
     ) -> None:
         if on_conflict not in get_args(OnConflict):
             raise TopologyError(
@@ -215,6 +245,16 @@ class SqlTable(SqlState):
             ("cache_rows", 0),
             ("defaults", defaults or {}),
             ("storage", storage or {}),
+            ("keep", keep),
+            ("keep_on", keep_on),
         ):
             object.__setattr__(self, name, given)
         self.__post_init__()
+
+    def _times(self) -> tuple[pa.Schema, str]:
+        if self.key_schema.equals(parse_schema(RECORD_KEY)):
+            return pa.schema([*self.key_schema, *self.value_schema]), "Declare one among its columns"
+        return self.key_schema, (
+            "With a key of its own it must be a key column: otherwise it would depend on chance whether a "
+            "key that comes again finds the older row or not"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from txstream.api.bolts import BatchBolt, MergeableBolt, StateCommitter
+from txstream.api.bolts import BatchBolt, DataFrameBolt, MergeableBolt, StateCommitter
 from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.schema import format_type
@@ -53,6 +53,52 @@ def check_states(
             claim(component, bolt.state)
             states.append((bolt, _state_semantics(bolt.state, semantics)))
     return tuple(states), tuple(uses)
+
+
+def check_keep(
+    components: Sequence[Component],
+    uses: Sequence[StateUse],
+    *,
+    sets_aside: bool,
+) -> None:
+    """Raise TopologyError for a table with `keep` of which late records could not be set aside. `sets_aside`:
+    the topology asks for dead letters."""
+    for use in uses:
+        if use.state.keep is not None:
+            raise TopologyError(
+                f"component {use.component!r} (state {use.name!r}): table {use.state.table!r} has keep, but "
+                f"a bolt that writes rows itself runs in the commit phase, where no late record can be set "
+                f"aside; keep its rows for ever, or fill the table by SqlStateBolt or SqlAppendBolt"
+            )
+    tables: set[str] = set()
+    below_frames: set[str] = set()
+    for component in components:
+        above = {grouping.component for grouping in component.inputs}
+        if isinstance(component.instance, DataFrameBolt) or above & below_frames:
+            below_frames.add(component.id)
+        state = component.instance.state if isinstance(component.instance, StateCommitter) else None
+        if state is None or state.keep is None:
+            continue
+        why = ""
+        if component.below_committer:
+            why = "it is filled in the commit phase, where no late record can be set aside; fill it before"
+        elif component.id in below_frames:
+            why = (
+                "it is filled from a DataFrameBolt, behind which each late record costs many Spark jobs; "
+                "fill it from a bolt in Python"
+            )
+        elif not sets_aside:
+            why = (
+                "records that are older become dead letters, which the topology does not ask for; add "
+                "dead_letters=DeadLetters() to its builder"
+            )
+        elif state.table in tables:
+            why = "another database has a table with keep of the same name; give each a name of its own"
+        if why:
+            raise TopologyError(
+                f"component {component.id!r}: table {state.table!r} has keep={state.keep!r}, but {why}"
+            )
+        tables.add(state.table)
 
 
 def _check_state_inputs(component: Component, state: SqlState) -> None:

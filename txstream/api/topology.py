@@ -7,6 +7,7 @@ its own output, directly or through others, and everything below a committer run
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -124,6 +125,12 @@ class Topology:
     def kind(self) -> str:
         """Its semantics, or "tracked" for tracked tuples."""
         return str(self.semantics)
+
+    @functools.cached_property
+    def keeps(self) -> Mapping[str, int]:
+        """For how many seconds tables keep rows, by table; those that keep them for ever are not there."""
+        states = (bolt.state for bolt, _ in self.states)
+        return {state.table: state.keep_seconds for state in states if state.keep_seconds is not None}
 
     @property
     def at_once(self) -> str:

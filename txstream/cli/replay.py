@@ -191,7 +191,7 @@ def _print_changes(cli: Cli, one: TableReplay) -> None:
         )
     line = f"txid {one.txid} of {one.table} differs; {counted(len(one.changes), 'row')} shown"
     if one.untold:
-        line += f", {one.untold:,} cannot be told: changed by later batches, or earlier values are not kept"
+        line += f", {one.untold:,} cannot be told: changed since, expired, or earlier values are not kept"
     cli.say(line)
 
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from txstream.api.errors import UsageError
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.digests import digest_of
 from txstream.inspect.dry_runs import DryBatch, DryRuns, ReplayedTable, dry_runs
+from txstream.retention import late_rows
 from txstream.settings import Settings
 from txstream.transaction import AttemptId, Txid
 
@@ -48,7 +50,7 @@ class TableReplay:
 
     `same` is None if that is unknown, and `note` says why. `differs` names what differs: rows, keys, value
     columns. `changes` are some of the rows that differ. `untold` counts rows that cannot be compared: later
-    batches have changed them since, or the table keeps no earlier values.
+    batches have changed them since, they have expired (`keep`), or the table keeps no earlier values.
     """
 
     txid: Txid
@@ -193,10 +195,11 @@ def _changes(
     stored = next(one for one in reading.tables() if one.name == table.name)
     if not stored.has_txid:
         return (), deltas.num_rows
+    deltas, expired = _without_expired(reading, table, deltas)
     keys, reducers = table.bolt.state.key_names, table.bolt.reducers
     replayed = {tuple(row[name] for name in keys): row for row in deltas.to_pylist()}
     found: list[ReplayChange] = []
-    untold = 0
+    untold = expired
     for row in reading.written_by(table.name, txid):
         delta = replayed.pop(tuple(row.key[name] for name in keys), None)
         after = None if delta is None else combined(reducers, row.prev, delta)
@@ -215,6 +218,17 @@ def _changes(
             names = dict(zip(keys, key, strict=True))
             found.append(ReplayChange(names, before, None, combined(reducers, before, delta)))
     return tuple(found[:limit]), untold
+
+
+def _without_expired(reading: StateReading, table: ReplayedTable, deltas: pa.Table) -> tuple[pa.Table, int]:
+    """Return the rows that are not removed since, or about to be, and how many are."""
+    state, last = table.bolt.state, reading.last
+    horizon = None if last is None else last.metas.get("horizons", {}).get(state.table)
+    if horizon is None or state.keep_on is None:
+        return deltas, 0
+    late = late_rows(deltas.column(state.keep_on), horizon)
+    kept = deltas if late is None else deltas.filter(pc.invert(late))
+    return kept, deltas.num_rows - kept.num_rows
 
 
 def combined(

@@ -119,7 +119,17 @@ def diff(
             carrying=() if stored.tells_before else tuple(_row(row) for row in rows),
             carrying_count=count,
             overwritten=overwritten,
-            notes=tuple(_diff_notes(stored, txid, count, len(rows), overwritten, committed=committed)),
+            notes=tuple(
+                _diff_notes(
+                    stored,
+                    txid,
+                    count,
+                    len(rows),
+                    overwritten,
+                    committed=committed,
+                    expires=bool(record.metas.get("horizons")),
+                )
+            ),
         )
 
 
@@ -215,7 +225,14 @@ def _notes(reading: StateReading, table: StoredTable) -> Iterator[str]:
 
 
 def _diff_notes(
-    table: StoredTable, txid: int, count: int, shown: int, overwritten: int | None, *, committed: bool
+    table: StoredTable,
+    txid: int,
+    count: int,
+    shown: int,
+    overwritten: int | None,
+    *,
+    committed: bool,
+    expires: bool,
 ) -> Iterator[str]:
     if not committed:
         yield f"txid {txid} is not committed: these are the rows that it has written so far"
@@ -225,8 +242,9 @@ def _diff_notes(
         yield f"{count - shown:,} more carry txid {txid}"
     if overwritten:
         ignored = ", or are not there because an older row of their key was kept"
+        expired = ", or have expired" if expires else ""
         yield (
             f"{overwritten:,} more that txid {txid} wrote, in all tables of this database, were changed by "
-            f"later batches since{ignored if table.on_conflict == 'ignore' else ''}: what it did to them is "
-            f"not known any more"
+            f"later batches since{expired}{ignored if table.on_conflict == 'ignore' else ''}: what it did to "
+            f"them is not known any more"
         )

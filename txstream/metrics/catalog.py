@@ -68,6 +68,9 @@ CATALOG: Mapping[str, Described] = {
     "txstream_dead_letters_total": Described(
         "counter", ("component",), "Records that committed batches left out."
     ),
+    "txstream_late_records_total": Described(
+        "counter", ("table",), "Those of them that were older than the table keeps rows."
+    ),
     "txstream_acker_pending": Described("gauge", ("component",), "Open trees of tracked tuples, by spout."),
     "txstream_acker_oldest_seconds": Described("gauge", (), "The age of the oldest open tree."),
     "txstream_acker_acked_total": Described("counter", ("component",), "Trees that were acked, by spout."),

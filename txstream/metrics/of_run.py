@@ -85,6 +85,7 @@ class RunMetrics(Watcher):
         self._records = self._fenced = 0
         self._rows = Counter[str]()
         self._letters = Counter[str]()
+        self._late = Counter[str]()
         self._tables: dict[str, str] = {}
         if not isinstance(topology, TrackedTopology):
             self._tables = {name: bolt.state.table for name, bolt in state_committers(topology).items()}
@@ -120,6 +121,8 @@ class RunMetrics(Watcher):
                 self._rows[self._tables.get(component, component)] += delta.table.num_rows
             for letter in letters:
                 self._letters[letter.component] += 1
+                if letter.is_late:
+                    self._late[self._tables.get(letter.component, letter.component)] += 1
 
     def advanced(self, timing: BatchTiming) -> None:
         with self._counting:
@@ -182,6 +185,8 @@ class RunMetrics(Watcher):
                 add("state_rows_written_total", count, table)
             for component, count in self._letters.items():
                 add("dead_letters_total", count, component)
+            for table, count in self._late.items():
+                add("late_records_total", count, table)
             for phase, histogram in self._phases.items():
                 families.add_histogram(
                     *(self._topology.id, "txstream_batch_phase_seconds", histogram.buckets(), histogram.sum),

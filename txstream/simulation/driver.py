@@ -71,6 +71,10 @@ class Actor:
         self.is_started = True
         self.store = Progress(world.tree, world.topology_id, world.codec, hook=self._hook)
 
+    def wall_clock(self) -> float:
+        """Return what the clock of its machine says, in seconds since 1970."""
+        return self.world.wall_clock(self.number)
+
     def _end(self, how: str) -> None:
         self.world.note(f"{self} {how}")
         self.is_alive = False

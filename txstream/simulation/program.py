@@ -49,6 +49,7 @@ class _Unopened:
     display_url: str
     on_executors: bool = True
     keeps_dead_letters: bool = True
+    removes_expired: bool = True
 
 
 class Places:

@@ -146,6 +146,7 @@ class Store(StoreBackend):
     """One client's view of a server: each transaction may crash, be refused, be late or lose its answer."""
 
     label: ClassVar[str] = "simulated"
+    removes_expired: ClassVar[bool] = True
 
     def __init__(self, server: Server, client: Client) -> None:
         super().__init__(server.url)

@@ -195,6 +195,7 @@ class Runner(InProcessRunner):
             *((name, taken.start, taken.end) for name, taken in sorted(metas.partitions.items())),
             *((one.partition, one.offset) for one in metas.excluded),
             *(key.place for key in metas.retried),
+            *sorted(metas.horizons.items()),
         )
         found = results.get(key)
         if found is None:

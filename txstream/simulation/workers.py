@@ -102,6 +102,9 @@ class SeededWorkers:
     def now(self) -> float:
         return self._now
 
+    def wall_clock(self) -> float:
+        return self._driver.wall_clock()
+
     def post(self, event: Event) -> None:
         self._events.append(event)
 

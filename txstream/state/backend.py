@@ -49,6 +49,10 @@ class StateBackend(ABC):
     """Can its transactions keep dead letters? If not, a topology that asks for them is refused where this is
     its first store."""
 
+    removes_expired: ClassVar[bool] = False
+    """Do its transactions have `remove_expired`? If not, a topology with a table that has `keep` here is
+    refused."""
+
     # --- at start -----------------------------------------------------------------------------------
 
     @abstractmethod

@@ -17,6 +17,8 @@ Invariants:
   What it wrote of dead letters is undone whatever the semantics.
 - Dead letters are written by the transaction that writes `committed`, so a record's row is there exactly when
   the batch that leaves it out is committed. So is the status of those that the batch retries.
+- What a commit removes because it is too old lies before the horizon of the batch before, which is committed
+  in every store. No attempt of this batch or a later one may write such a row, so a removal is never undone.
 - Tables are taken in the order of their names, so that no two transactions deadlock.
 - Non-transactional topologies raise no fence, undo nothing and begin nothing; their ledger only informs. Only
   `txstream compare` gives one dead letters.
@@ -51,6 +53,9 @@ from txstream.transaction import FIRST_TXID, AttemptId, TransactionAttempt, Txid
 
 if TYPE_CHECKING:
     from txstream.state.backend import StateBackend
+
+_REMOVED_AT_LEAST = 10_000
+"""PostgreSQL deletes so many rows by their index in a few hundredths of a second."""
 
 Writes = Sequence[tuple[TableSpec, pa.Table]]
 """Deltas by table."""
@@ -100,6 +105,11 @@ class StateTransaction(DeadLetterTransaction, ABC):
 
         Raises TxidRegressionError for a row that is newer, StateValueError for a value that does not fit.
         """
+
+    def remove_expired(self, spec: TableSpec, horizon: int, most: int) -> None:
+        """Remove rows whose `spec.state.keep_on` lies before the horizon, in seconds since 1970: all of them,
+        or at least `most`. Optional: see `StateBackend.removes_expired`."""
+        raise NotImplementedError(f"{type(self).__name__} removes nothing")
 
 
 class _RehearsedError(Exception):
@@ -265,6 +275,7 @@ class TopologyStates:
             here.write_dead_letters(commit.attempt, commit.letters, row.committed_at)
         if commit.retried:
             here.mark_retried(commit.retried, commit.attempt.txid)
+        self._remove_expired(here, commit, keys)
 
     def _row(self, commit: Commit, status: BatchStatus, keys: int) -> BatchRecord:
         return BatchRecord(
@@ -302,6 +313,14 @@ class TopologyStates:
                 f"{topology}` says what is wrong"
             )
         return txid in found
+
+    def _remove_expired(self, here: StateTransaction, commit: Commit, rows: int) -> None:
+        """Remove what has expired, twice as much as this batch writes if there is so much, or a little more:
+        a table whose `keep` is new must not hold up a commit."""
+        for spec in sorted(self.life.tables, key=lambda spec: spec.state.table):
+            horizon = commit.horizons.get(spec.state.table)
+            if horizon is not None and spec.state.keep is not None:
+                here.remove_expired(spec, horizon, max(_REMOVED_AT_LEAST, 2 * rows))
 
     def _restore(self, here: StateTransaction, attempt: TransactionAttempt) -> None:
         for spec in sorted(self.life.tables, key=lambda spec: spec.state.table):

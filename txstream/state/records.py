@@ -94,7 +94,8 @@ class Commit:
     only, in JSON values: `path` ("driver" or "executors"), `timings` (seconds by step), `attempts` (those of
     this txid that failed: attempt, error, failed_at), `digests` (by table: `txstream.digests`). `letters` are
     the records that `metas` leave out, in the one store of the topology that keeps them; `retried` are those
-    of earlier batches that it retries, wherever they are.
+    of earlier batches that it retries, wherever they are. `horizons` are those of the batch before, by
+    table: rows of a time before that may be removed.
     """
 
     attempt: TransactionAttempt
@@ -108,6 +109,7 @@ class Commit:
     after: AttemptId | None = None
     letters: Sequence[DeadLetter] = ()
     retried: Sequence[LetterKey] = ()
+    horizons: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,9 @@ class SteppedWorkers(ThreadWorkers):
         self._failing: dict[TransactionAttempt, BaseException] = {}
         self._closed = False
 
+    def wall_clock(self) -> float:
+        return self.clock()
+
     # --- for the test's thread ----------------------------------------------------------------------
 
     def allow(self, *, process: float, commit: float) -> None:

@@ -55,7 +55,8 @@ class TopologyTest:
         at the end.
     settings: addresses and deadlines for the source, as for a run.
     clock: the clock of the message timeouts. It stands at 0 until the test moves it
-        (`test.clock.advance(30)`).
+        (`test.clock.advance(30)`). For tables with `keep` its seconds are those since 1970, so begin at
+        a time of your own: `ManualClock(datetime(2026, 1, 31, tzinfo=UTC).timestamp())`.
     width: without Spark, how many Spark tasks each batch is spread over; None as Spark would.
     patience_seconds: how long, in real seconds, a step goes on asking a source that has nothing or cannot be
         read. 0 is right for a source that only the test changes.

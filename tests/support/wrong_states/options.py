@@ -67,6 +67,18 @@ class DoesNotMigrate(MemoryBackend):
         return []
 
 
+@breaks("expired-rows-are-removed")
+class RemovesNothing(MemoryBackend):
+    def _remove_expired(self, *_arguments: Any) -> None:
+        return
+
+
+@breaks("expired-rows-are-removed")
+class RemovesTooMuch(MemoryBackend):
+    def _remove_expired(self, here: Any, spec: Any, horizon: int) -> None:
+        super()._remove_expired(here, spec, horizon + 1)
+
+
 @breaks("state-can-be-shown")
 class ShowsWhatIsOpen(MemoryBackend):
     @contextlib.contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ class Failure:
     """What went wrong on an executor. `error` is the name of a txstream error, BoltError for anything else;
     `kind` is the exception's own name and the place where it was raised, `record` the record's place in the
     source, if its tuple says that, `row` the row that a store has refused, and `given` the tuple, as `Sought`
-    has it."""
+    has it. `late` are the `places` of a LateRecordError; `all_late`: the tuples were the spout's own, and all
+    of them late."""
 
     error: str
     message: str
@@ -50,6 +51,8 @@ class Failure:
     record: str | None = None
     row: Sequence[str] | None = None
     given: Sequence[Any] | None = None
+    late: Sequence[tuple[str, int]] = ()
+    all_late: bool = False
 
     def to_document(self) -> dict[str, Any]:
         return asdict(self)
@@ -111,7 +114,11 @@ def describe(
     message, details = (storable(text, _MAX_CHARACTERS) for text in (message, _user_traceback(error)))
     row = error.row if isinstance(error, errors.StateValueError) else None
     given = None if tup is None else Sought.of(dict(zip(tup.fields, tup.values, strict=True)))[:2]
-    return Failure(name, message, component, task, details, kind, record, row, given)
+    found = Failure(name, message, component, task, details, kind, record, row, given)
+    if isinstance(error, errors.LateRecordError):
+        all_late = spout is not None and error.only_late_from == spout
+        return replace(found, late=error.places, all_late=all_late)
+    return found
 
 
 def _record_of(tup: Any, spout: str | None) -> str | None:

@@ -44,7 +44,7 @@ class WorkOrder:
     the attempt that was committed last; it is set only in the commit phase, and only if it is known.
     `excluded` are the offsets, by partition, of the records that the batch leaves out. `records` are those of
     dead letters that it retries, as the spout emits them; the first Spark task has them. `sought` is what a
-    search looks for instead of records that fail.
+    search looks for instead of records that fail. `horizons` are those of its metas.
     """
 
     attempt: TransactionAttempt
@@ -55,6 +55,7 @@ class WorkOrder:
     excluded: Mapping[str, Sequence[int]] = field(default_factory=dict)
     records: pa.RecordBatch | None = None
     sought: Sought | None = None
+    horizons: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(
@@ -68,6 +69,7 @@ class WorkOrder:
                 "excluded": dict(self.excluded),
                 "records": None if self.records is None else _as_text(self.records),
                 "sought": self.sought,
+                "horizons": dict(self.horizons),
             },
             separators=(",", ":"),
         )
@@ -86,6 +88,7 @@ class WorkOrder:
             document["excluded"],
             None if document["records"] is None else _from_text(document["records"]),
             None if document["sought"] is None else Sought(*document["sought"]),
+            document["horizons"],
         )
 
 

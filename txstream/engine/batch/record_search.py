@@ -2,8 +2,9 @@
 
 Each task has pieces of the batch. It processes a piece as a batch of one Spark task, in which an exchange is
 a list append, and halves one that fails until single records are left. So one Spark job finds the bad records
-of all partitions, whichever bolt they make fail. What comes behind a DataFrame bolt, and what a state
-refuses, is left to the driver, whose trials are jobs (`isolation`).
+of all partitions, whichever bolt they make fail. Where late tuples say which records they come from, these
+are tried at once, without halving. What comes behind a DataFrame bolt, and what a state refuses, is left to
+the driver, whose trials are jobs (`isolation`).
 
 Invariants. Nothing of a trial leaves its Spark task but how single records fail. A failure that no record
 causes, such as an outage, ends the search. Once its time is over, no further trial begins: what was not tried
@@ -18,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from txstream.api.errors import TxstreamError
-from txstream.batch_metas import BatchMetas, halves, is_left, only_record
+from txstream.api.errors import LateRecordError, TxstreamError
+from txstream.batch_metas import BatchMetas, alone_in, halves, holds_record, is_left, only, only_record
 from txstream.dead_letters import Excluded
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.executor_failures import OF_A_RECORD, CrashError, Failure, describe
@@ -31,6 +32,7 @@ from txstream.engine.batch.worker import run_first_stage
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.transaction import TransactionAttempt
 
+_LATE_AT_ONCE: Final = 1_000
 _PIECE_RECORDS: Final = 20_000
 """So the search takes little longer than one pass over the batch, and its time is looked at often enough.
 To try a piece takes a few milliseconds more than its records."""
@@ -55,9 +57,9 @@ def search_shares(
     sought: Sought | None = None,
     record_seconds: float | None = None,
 ) -> list[str]:
-    """Return what each Spark task of a search is to look through. It ends when it has found `most` records,
-    or after so many `seconds`. The tasks are as many as a batch of these parts would get. With `sought`,
-    records that make this tuple count as failing."""
+    """Return what each Spark task of a search is to look through. It ends when it has found `most` records
+    that are not late, or after so many `seconds`. The tasks are as many as a batch of these parts would get.
+    With `sought`, records that make this tuple count as failing."""
     sizes = [planned_records(part) for part in parts]
     records = None if None in sizes else sum(filter(None, sizes))
     partitions = sum(len(part.partitions) for part in parts)
@@ -141,15 +143,16 @@ class _Search:
         self._most = most
         self._until = until
         self.found: list[tuple[str, int, Failure]] = []
+        self._others = 0  # of those found, which are not late
 
     def look_through(self, order: WorkOrder) -> None:
         codec = self._process.spout()[1]
         ranges = {name: codec.decode_meta(meta, name) for name, meta in order.assignments[0].items()}
         excluded = (Excluded(name, at, "", "") for name, offsets in order.excluded.items() for at in offsets)
-        self._search(order, BatchMetas(ranges, excluded=tuple(excluded)))
+        self._search(order, BatchMetas(ranges, excluded=tuple(excluded), horizons=order.horizons))
 
     def _search(self, order: WorkOrder, part: BatchMetas[Any]) -> None:
-        if len(self.found) >= self._most or time.monotonic() >= self._until or not is_left(part):
+        if self._others >= self._most or time.monotonic() >= self._until or not is_left(part):
             return
         failure = self._failure(order, part)
         if failure is None:
@@ -158,10 +161,62 @@ class _Search:
             raise _SearchEndedError(failure)
         alone = only_record(part)
         if alone is not None:
-            self.found.append((*alone, failure))
+            self._add(*alone, failure)
+            return
+        left = self._without_late(order, part, failure)
+        if left is not None:
+            self._search(order, left)
             return
         for half in halves(part.partitions, exact=True):
             self._search(order, part.part(half))
+
+    def _add(self, partition: str, offset: int, failure: Failure) -> None:
+        self.found.append((partition, offset, failure))
+        self._others += failure.error != LateRecordError.__name__
+
+    def _without_late(
+        self, order: WorkOrder, part: BatchMetas[Any], failure: Failure
+    ) -> BatchMetas[Any] | None:
+        """Try by themselves the records that the failure names as late. Return the part without those that
+        fail so, or None if there are none."""
+        left_out = {(one.partition, one.offset) for one in part.excluded}
+        named = [Excluded(*place, "", "") for place in failure.late if tuple(place) not in left_out]
+        named = [record for record in named if holds_record(part, record)]
+        found: list[Excluded] = []
+        while named and time.monotonic() < self._until:
+            late = self._all_late(order, part, named)
+            if not late:
+                late, alone = named[:1], self._failure(order, alone_in(part, named[0]))
+                if alone is None or alone.error != LateRecordError.__name__:
+                    named = named[1:]
+                    continue
+                self._add(named[0].partition, named[0].offset, alone)
+            found += late
+            tried = {*late}
+            named = [record for record in named if record not in tried]
+        return part.leaving_out(found) if found else None
+
+    def _all_late(
+        self, order: WorkOrder, part: BatchMetas[Any], named: Sequence[Excluded]
+    ) -> Sequence[Excluded]:
+        """Try some of the records that are said to be late, and nothing else. Return those that are, if that
+        tells. It does if a task got all of them as the spout emitted them, each was late, and together they
+        name these very records: whatever the fields mean, each record has a late row of its own."""
+        some = named[:_LATE_AT_ONCE]
+        if len(some) < 2:
+            return ()
+        failure = self._failure(order, only(part, some))
+        if failure is None or not failure.all_late:
+            return ()
+        late = {(partition, offset) for partition, offset in failure.late}
+        found = [one for one in some if (one.partition, one.offset) in late]
+        if len(found) < len(late):
+            return ()
+        if len(found) < len(some):  # others went to other tasks
+            return self._all_late(order, part, found)
+        for one in found:
+            self._add(one.partition, one.offset, replace(failure, late=()))
+        return found
 
     def _failure(self, order: WorkOrder, part: BatchMetas[Any]) -> Failure | None:
         """Try a part. Return how it fails, or None."""

@@ -132,4 +132,5 @@ def work_order(
         dict(slots),
         excluded=metas.excluded_offsets(),
         records=metas.records,
+        horizons=metas.horizons,
     )

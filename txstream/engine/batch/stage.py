@@ -84,6 +84,7 @@ class TaskRuntime:
         send: Send,
         stopwatch: Stopwatch,
         committed: TransactionAttempt | None = None,
+        horizons: Mapping[str, int] | None = None,
     ) -> None:
         self.spec = spec
         self.task = task
@@ -99,6 +100,8 @@ class TaskRuntime:
         self._spout = plan.spout_id
         with self.working():
             self.bolt = spec.create()
+            if isinstance(self.bolt, StateCommitter):
+                self.bolt.horizon = (horizons or {}).get(self.bolt.state.table)
             self._states = TaskStates(spec, task, attempt, process, committed)
             context = TopologyContext(
                 topology_id=plan.topology_id,
@@ -234,6 +237,7 @@ class StageRun:
                     send,
                     stopwatch,
                     self.order.committed,
+                    self.order.horizons,
                 )
                 for task in self.stage.hosted(spec, self.spark_task)
             }

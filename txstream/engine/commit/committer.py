@@ -28,6 +28,7 @@ from txstream.api.bolts import StateCommitter
 from txstream.api.errors import (
     BatchFailedError,
     FencedError,
+    LateRecordError,
     ServiceUnavailableError,
     StateValueError,
     TopologyError,
@@ -41,6 +42,7 @@ from txstream.engine.batch.shares import StateWrite, TableDeltas
 from txstream.engine.commit.state_targets import StateTarget, state_targets
 from txstream.fault_points import Point, Reached
 from txstream.folding import new_fold
+from txstream.retention import late_rows, late_words
 from txstream.state import AnswerLostError, Commit, TopologyStates
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
@@ -90,12 +92,13 @@ class ProcessedBatch:
 @dataclass(frozen=True, slots=True)
 class Committing:
     """A processed batch whose commit has been asked for. `metas` are encoded; `reached` is called at the
-    points of the commit."""
+    points of the commit; `horizons` are those of the batch before."""
 
     attempt: TransactionAttempt
     metas: Encoded
     batch: ProcessedBatch
     reached: Reached
+    horizons: Mapping[str, int] = field(default_factory=dict)
 
 
 class ShareWriter(Protocol):
@@ -147,6 +150,20 @@ class BatchCommitter:
             for spec, component in zip(target.tables, target.components, strict=True):
                 if component in deltas:
                     target.database.prepare(spec, deltas[component].table)
+
+    def refuse_late(self, deltas: Prepared, horizons: Mapping[str, int]) -> None:
+        """Raise LateRecordError for a row that is older than its table keeps rows. Bolts have looked already,
+        record by record; this is for those that do not."""
+        for component, found in deltas.items():
+            state = self._bolts[component].state
+            horizon = horizons.get(state.table)
+            if horizon is None or state.keep_on is None:
+                continue
+            column = found.table.column(state.keep_on)
+            if late_rows(column, horizon) is not None:
+                error = LateRecordError(late_words(state.table, state.keep_on, column.type, horizon))
+                vars(error)["component"] = component
+                raise error
 
     def rehearse(self, attempt: TransactionAttempt, deltas: Prepared) -> None:
         """Raise what a database or a reducer refuses only within the commit; nothing is written. The txid
@@ -346,6 +363,7 @@ class BatchCommitter:
             details=details,
             after=self._committed_by.get(Txid(attempt.txid - 1)),
             retried=batch.retried,
+            horizons=one.horizons,
         )
 
     def _outcome(self, states: TopologyStates, attempt: TransactionAttempt, *, lost: bool) -> bool:

@@ -132,6 +132,13 @@ def state_targets(
         raise refuse_store(topology.id, first.display_url, type(first).__name__)
     shown: set[str] = set()
     for one in targets:
+        for spec in one.tables:
+            if spec.state.keep is not None and not one.database.removes_expired:
+                raise TopologyError(
+                    f"topology {topology.id!r}: table {spec.state.table!r} has keep={spec.state.keep!r}, and "
+                    f"{one.database.display_url} ({type(one.database).__name__}) cannot remove rows by their "
+                    f"age; keep it in a SQL database, or leave keep out"
+                )
         if (url := one.database.display_url) in shown:
             raise TopologyError(
                 f"topology {topology.id!r}: two URLs of its states differ only in what is hidden of {url}, "

@@ -70,6 +70,7 @@ class CommitPhase:
             self._codec.encode(emit.metas),
             replace(batch, timings=timing.before_commit(), lag_records=timing.lag_records),
             lambda point: batches.reach(point, attempt.txid),
+            batches.coordinator.committed_metas().horizons,
         )
         if not self._has_bolts:
             self._past_bolts = {attempt}

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from txstream.api.errors import ShortReadError
+from txstream.api.schema import parse_schema
 from txstream.api.spouts import PartitionedSpout, PartitionEmitter, SpoutContext
-from txstream.batch_metas import BatchMetas
+from txstream.batch_metas import BatchMetas, until
 from txstream.dead_letters import DeadLetter, Excluded
-from txstream.engine.loop.isolation import Found, alone_in
+from txstream.engine.loop.isolation import Found
 from txstream.transaction import TransactionAttempt
+from txstream.wording import counted
 
 Letters = Callable[[TransactionAttempt, BatchMetas[Any], Sequence[Found]], Sequence[DeadLetter]]
 """Returns the rows of what a batch leaves out. Message and traceback are known only of what was found now."""
 
+_KAFKA = {"topic", "partition", "offset", "value"}
+_LARGEST_GAP = 100  # a read of its own takes longer than so many records
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -33,34 +41,54 @@ def letters_of(
     if not metas.excluded:
         return []
     told = {(one.record.partition, one.record.offset): one for one in found}
-    emitter = source.undecoded().emitter(context)
+    undecoded = source.undecoded()
+    gap = _LARGEST_GAP if set(parse_schema(undecoded.output).names) >= _KAFKA else 0
+    emitter = undecoded.emitter(context)
     try:
         return [
-            _letter(
-                record, _row(emitter, attempt, metas, record), told.get((record.partition, record.offset))
-            )
-            for record in metas.excluded
+            _letter(record, row, told.get((record.partition, record.offset)))
+            for some in _together(metas.excluded, gap)
+            for record, row in zip(some, _rows(emitter, attempt, metas, some), strict=True)
         ]
     finally:
         emitter.close()
 
 
-def _row(
-    emitter: PartitionEmitter[Any], attempt: TransactionAttempt, metas: BatchMetas[Any], record: Excluded
-) -> Mapping[str, Any]:
-    alone = alone_in(metas, record).partitions[record.partition]
-    for batch in emitter.emit(attempt, record.partition, alone):
-        for row in batch.to_pylist():
-            found: Mapping[str, Any] = row
-            return found
-    raise ShortReadError(
-        f"{attempt} leaves out the record at {record.offset} of partition {record.partition!r}, which is not "
-        f"there to be kept as a dead letter"
-    )
+def _together(records: Sequence[Excluded], gap: int) -> Iterator[list[Excluded]]:
+    """Yield what is worth one read, in order: records of one partition with at most so many others between
+    two. Late ones may be thousands."""
+    some: list[Excluded] = []
+    for record in records:
+        if some and (record.partition != some[-1].partition or record.offset > some[-1].offset + gap + 1):
+            yield some
+            some = []
+        some.append(record)
+    yield some
+
+
+def _rows(
+    emitter: PartitionEmitter[Any],
+    attempt: TransactionAttempt,
+    metas: BatchMetas[Any],
+    records: Sequence[Excluded],
+) -> list[Mapping[str, Any]]:
+    partition, offsets = records[0].partition, [one.offset for one in records]
+    span = until(replace(metas.partitions[partition], start=offsets[0]), offsets[-1] + 1)
+    found: list[Mapping[str, Any]] = []
+    for batch in emitter.emit(attempt, partition, span):
+        if set(batch.schema.names) >= _KAFKA:
+            batch = batch.filter(pc.is_in(batch.column("offset"), pa.array(offsets, pa.int64())))
+        found += batch.to_pylist()
+    if len(found) != len(records):
+        raise ShortReadError(
+            f"{attempt} leaves out {counted(len(records), 'record')} from {offsets[0]} on of partition "
+            f"{partition!r}, of which {len(found):,} are there to be kept as dead letters"
+        )
+    return found
 
 
 def _letter(record: Excluded, row: Mapping[str, Any], found: Found | None) -> DeadLetter:
-    is_kafka = {"topic", "partition", "offset", "value"} <= row.keys()
+    is_kafka = row.keys() >= _KAFKA
     timestamp = row.get("timestamp") if is_kafka else None
     headers = row.get("headers") if is_kafka else None
     return DeadLetter(

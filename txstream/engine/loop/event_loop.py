@@ -118,6 +118,7 @@ class EventLoop:
             most_of_partition=topology.spout.source.max_records_per_partition,
             gather_seconds=gather_seconds,
             retries=retries,
+            keeps=topology.keeps,
         )
         self._retries = retries
         self.processing = Processing(

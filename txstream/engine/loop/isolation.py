@@ -5,11 +5,11 @@ share of the batch (`record_search`): one job for the search, and one in which w
 Then the batch is processed without them. If that fails, its ranges are halved, each half in a job of its own,
 until single records are left. Nothing of a trial is committed.
 
-Invariants. A record is left out only after two trials with this record alone have failed, in two jobs, and
-never because of an outage or a BatchFailedError: these end the search, and the attempt with it. When more
-fail than the limits allow, none is left out. What the search gives back was processed without the records
-that it names. A record at which user code hangs looks like a service that does not answer, so it is tried
-once more after the others have passed.
+Invariants. A record is left out only after two trials with this record alone have failed, in two jobs, or two
+with nothing but late records; and never because of an outage or a BatchFailedError: these end the search, and
+the attempt with it. When more fail than the limits allow, none is left out; of late records there is no
+limit. What the search gives back was processed without the records that it names. A record at which user code
+hangs looks like a service that does not answer, so it is tried once more after the others have passed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from txstream.api.errors import BatchFailedError, BatchTimeoutError, BoltError
-from txstream.batch_metas import BatchMetas, halves, is_left, only_record, until
+from txstream.api.errors import BatchFailedError, BatchTimeoutError, BoltError, LateRecordError
+from txstream.batch_metas import BatchMetas, alone_in, halves, is_left, only, only_record
 from txstream.dead_letters import DeadLetters, Excluded
 from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.sizing import planned_records
@@ -32,6 +31,8 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+_LATE_AT_ONCE = 1_000
+_LATE = "its row is older than its table keeps rows"
 _MOST_HANGING = 3
 """Each costs minutes, and when all records hang, it is no record."""
 
@@ -132,6 +133,9 @@ class Isolation(Generic[T]):
         """Return in which words the records fail that a batch leaves out. A stored plan keeps no words, so
         what an earlier driver found is tried again. It stays left out, whatever comes of that."""
         told = {one.record: one for one in known}
+        for record in metas.excluded:
+            if record.is_late:  # of which there may be thousands
+                told.setdefault(record, Found(record, _LATE, ""))
         search = _Search(self, attempt, metas, is_wanted)
         try:
             unknown = {record: alone_in(metas, record) for record in metas.excluded if record not in told}
@@ -159,15 +163,14 @@ class _Search(Generic[T]):
         self._attempt = attempt
         self._is_wanted = is_wanted
         self._most = isolation._limits.most_of(planned_records(metas) or 0)
-        self._left = self._most - len(metas.excluded)
+        self._left = self._most - sum(not one.is_late for one in metas.excluded)
         self._found: list[Found] = []
         self._first: Exception | None = None
         self._hanging = 0
 
     def run(self, metas: BatchMetas[Any]) -> Isolated[T]:
         log.info("%s: looking for the records at which it fails", self._attempt)
-        for one in self._found_by_workers(metas):
-            self._add((one.partition, one.offset), one.error)
+        self._add_all(self._found_by_workers(metas))
         whole = metas
         while True:
             metas = whole.leaving_out(one.record for one in self._found)
@@ -178,7 +181,11 @@ class _Search(Generic[T]):
                     raise
                 self._note(error)
                 known = len(self._found)
-                self._search(metas, error)
+                if isinstance(error, LateRecordError):
+                    # There may be too many for trials that are jobs, and for one search in limited time.
+                    self._add_all(self._found_by_workers(metas))
+                if len(self._found) == known:
+                    self._search(metas, error)
                 if len(self._found) == known:
                     raise
             else:
@@ -212,7 +219,13 @@ class _Search(Generic[T]):
     def _found_by_workers(self, metas: BatchMetas[Any]) -> list[FailingRecord]:
         """Return what fails by itself in two jobs."""
         found = self.found_in([metas])
-        alone = [alone_in(metas, Excluded(one.partition, one.offset, "", "")) for one in found]
+        late = [one for one in found if isinstance(one.error, LateRecordError)]
+        others = [one for one in found if not isinstance(one.error, LateRecordError)]
+        alone = [alone_in(metas, Excluded(one.partition, one.offset, "", "")) for one in others]
+        # Thousands, perhaps: the search takes them together, and each by itself if that tells nothing.
+        for start in range(0, len(late), _LATE_AT_ONCE):
+            some = late[start : start + _LATE_AT_ONCE]
+            alone.append(only(metas, [Excluded(one.partition, one.offset, "", "") for one in some]))
         # A service that is away for a moment, or a machine that dies, makes no dead letter.
         return self.found_in(alone)
 
@@ -255,15 +268,21 @@ class _Search(Generic[T]):
                     self._search(smaller, failure)
 
     def _note(self, error: Exception) -> None:
-        """Keep the first error, for a run that ends with it. That user code hung ends none."""
-        if self._first is None or isinstance(self._first, _HangingError):
+        """Keep the first error, for a run that ends with it. Neither hanging user code nor a late record ends
+        one."""
+        if self._first is None or isinstance(self._first, (_HangingError, LateRecordError)):
             self._first = error
+
+    def _add_all(self, found: Sequence[FailingRecord]) -> None:
+        for one in found:
+            self._add((one.partition, one.offset), one.error)
 
     def _add(self, place: tuple[str, int], error: Exception) -> None:
         """Add a record that has failed by itself twice."""
         self._note(error)
         assert self._first is not None
-        if len(self._found) == self._left:
+        is_late = isinstance(error, LateRecordError)
+        if not is_late and sum(not one.record.is_late for one in self._found) == self._left:
             self._first.add_note(
                 f"more records of the batch fail by themselves than may become dead letters "
                 f"({self._most:,}); that is taken for a bug, so none became one (DeadLetters, --dead-letters)"
@@ -315,9 +334,3 @@ def _words(error: Exception) -> tuple[str, str]:
     """Return an error's message and the traceback of what raised it."""
     message = str(getattr(error, "words", None) or error)
     return shortened(message), "\n".join(getattr(error, "__notes__", ()))
-
-
-def alone_in(metas: BatchMetas[Any], record: Excluded) -> BatchMetas[Any]:
-    """Return the part of a batch that holds only this record."""
-    whole = metas.partitions[record.partition]
-    return BatchMetas({record.partition: until(replace(whole, start=record.offset), record.offset + 1)})

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,6 +27,7 @@ from txstream.engine.loop.pace import Pace
 from txstream.engine.loop.retries import Retries
 from txstream.engine.loop.unreadable_partitions import CHECK_SECONDS, UnreadablePartitions
 from txstream.engine.loop.workers import Lane
+from txstream.retention import next_horizons
 from txstream.transaction import Txid, about
 from txstream.waiting import Waiting
 from txstream.zookeeper import ProgressStore
@@ -58,9 +60,11 @@ class Planning:
         most_of_partition: int | None = None,
         gather_seconds: float = 0.0,
         retries: Retries,
+        keeps: Mapping[str, int],
     ) -> None:
         self._batches = batches
         self._retries = retries
+        self._keeps = keeps
         self._spout = spout
         self._store = store
         self._waiting = waiting
@@ -85,6 +89,10 @@ class Planning:
             return
         self._gathering = plan
         self._batches.workers.after(self._gather_seconds, lambda: self._end_gathering(plan))
+
+    def check_size(self, metas: BatchMetas[Any]) -> None:
+        """Raise MetaTooLargeError for metas that could not be stored, with all that they leave out."""
+        self._store.check_size(metas)
 
     def _all_commit(self) -> bool:
         """Return whether no open batch is processed or waits for its commit."""
@@ -120,15 +128,18 @@ class Planning:
 
         @about(plan.txid)
         def work() -> BatchMetas[Any] | None:
+            horizons = next_horizons(plan.horizons, self._keeps, batches.workers.wall_clock())
             letters = () if retried is False else self._retries.next(retried, plan.txid)
             if letters:
-                metas = BatchMetas(carried=plan.last).retrying(letters)
+                metas = BatchMetas(carried=plan.last, horizons=horizons).retrying(letters)
                 self._store.check_size(metas)
                 return metas
             if not plan.replay and (self._log_end.is_reached(plan.last) or not self._spout.is_ready()):
                 return None
             answer = self._spout.plan(plan.last, limit)
             metas = BatchMetas.from_plan(plan.last, answer, self._spout.untaken_records)
+            if horizons:
+                metas = metas.with_horizons(horizons)
             if metas.unavailable.keys() - self._unreadable.left_out.keys():
                 self._store.verify()
             self._unreadable.leave_out(metas.unavailable)

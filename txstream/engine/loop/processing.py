@@ -15,14 +15,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from txstream.api.topology import Topology
-from txstream.batch_metas import BatchMetas, MetaCodec
+from txstream.batch_metas import BatchMetas, MetaCodec, alone_in
 from txstream.coordinator import EmitBatch, Phase
 from txstream.dead_letters import DeadLetter, Excluded
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.batch.sought import Sought, is_sought
 from txstream.engine.commit.committer import BatchCommitter, Prepared, ProcessedBatch
 from txstream.engine.loop.dead_letter_rows import Letters
-from txstream.engine.loop.isolation import Found, Isolated, Isolation, alone_in
+from txstream.engine.loop.isolation import Found, Isolated, Isolation
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.planning import Planning
 from txstream.engine.loop.retries import Retries
@@ -164,6 +164,7 @@ class Processing:
             if not done.metas.excluded:
                 return done, ()
             try:
+                self._planning.check_size(done.metas)
                 return done, self._letters(attempt, done.metas, [*found, *done.found])
             except BaseException:
                 self.release(done.processed.result)
@@ -239,6 +240,7 @@ class Processing:
         started = time.perf_counter()
         try:
             deltas = self._committer.prepare(result)
+            self._committer.refuse_late(deltas, metas.horizons)
             if is_checked:
                 self._committer.check(deltas)
                 failures = self._batches.failures.of(attempt.txid)

@@ -15,6 +15,7 @@ from txstream.api.errors import (
     BatchFailedError,
     BatchTimeoutError,
     BoltError,
+    LateRecordError,
     ServiceUnavailableError,
     TupleError,
     TxstreamError,
@@ -133,6 +134,7 @@ class TxidFailures:
 
     attempts: int = 0
     bugs: int = 0
+    late: int = 0
     timeouts: int = 0
     by_records: bool = False
     by_service: bool = False
@@ -154,6 +156,7 @@ class TxidFailures:
         """Add a failure. Without an `attempt` it is counted, but not kept."""
         self.attempts += 1
         self.bugs += judge(error) is Verdict.BUG
+        self.late += isinstance(error, LateRecordError)
         self.by_service = isinstance(error, ServiceUnavailableError)
         if may_be_a_record(error):
             self.by_records = True
@@ -216,5 +219,6 @@ class TxidFailures:
 
     @property
     def delay_seconds(self) -> float:
-        """How long the next attempt waits, because a failure seldom goes away at once."""
-        return BACKOFF.after(self.attempts)
+        """How long the next attempt waits, because a failure seldom goes away at once. What a late record
+        needs is a search, and that at once."""
+        return BACKOFF.after(self.attempts - self.late)

@@ -60,6 +60,9 @@ class Workers(Protocol):
     def now(self) -> float:
         """Return seconds since some start; they never go back."""
 
+    def wall_clock(self) -> float:
+        """Return seconds since 1970, by this machine's clock, which may be wrong and may go back."""
+
     def post(self, event: Event) -> None:
         """Queue an event. From any thread."""
 
@@ -154,6 +157,9 @@ class ThreadWorkers:
 
     def now(self) -> float:
         return self.clock()
+
+    def wall_clock(self) -> float:
+        return time.time()
 
     def post(self, event: Event) -> None:
         with self.changed:

@@ -117,6 +117,9 @@ class SqlTransaction(StateTransaction):
         self._written.append((attempt, writer, deltas))
         writer.write(self._connection, attempt, deltas, self._answered)
 
+    def remove_expired(self, spec: TableSpec, horizon: int, most: int) -> None:
+        self._statements.of(spec).remove_expired(self._connection, horizon, most, self._answered)
+
     def write_dead_letters(
         self, attempt: TransactionAttempt, letters: Sequence[DeadLetter], when: datetime
     ) -> None:
@@ -179,6 +182,7 @@ class StateDatabase(StateBackend):
     """
 
     keeps_dead_letters: ClassVar[bool] = True
+    removes_expired: ClassVar[bool] = True
 
     def __init__(
         self, url: str, *, connect_timeout_seconds: float = 10.0, message_timeout_seconds: float = 30.0

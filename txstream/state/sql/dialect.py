@@ -21,6 +21,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Delete,
     Double,
     Engine,
     Integer,
@@ -28,6 +29,7 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    delete,
     func,
     literal,
     literal_column,
@@ -310,6 +312,15 @@ class StateDialect(ABC):
     def bulk_insert(self, table: Table) -> BulkInsert | None:
         """Prepare the insert of rows that are most likely new; None where the upsert is as fast."""
         return None
+
+    def removal(self, table: Table, column: str, before: ColumnElement[Any], most: int) -> Delete:
+        """Prepare the deletion of at most `most` rows whose `column` is less than a value."""
+        old, keys = table.alias("old"), key_columns(table)
+        chosen = select(*(old.c[key.name] for key in keys)).where(old.c[column] < before)
+        chosen = chosen.order_by(old.c[column]).limit(
+            most
+        )  # so that it uses the index, whatever is estimated
+        return delete(table).where((keys[0] if len(keys) == 1 else tuple_(*keys)).in_(chosen))
 
     def lookup(self, table: Table, columns: Mapping[str, pa.DataType]) -> Lookup:
         """Prepare the look-up of these columns of a table, which become arrays of these types."""

@@ -27,10 +27,12 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Date,
+    Delete,
     Double,
     Engine,
     Table,
     create_engine,
+    delete,
     event,
     func,
     literal_column,
@@ -329,6 +331,10 @@ class MySQLDialect(ServerDialect):
             return found
         # MySQL accepts a default for text and bytes only in parentheses.
         return Grouping(found)
+
+    def removal(self, table: Table, column: str, before: ColumnElement[Any], most: int) -> Delete:
+        # MySQL has no LIMIT in a subquery of IN.
+        return delete(table).where(table.c[column] < before).with_dialect_options(mysql_limit=most)
 
     def upsert(self, table: Table, update: Update | None) -> Upsert:
         return JoinedUpsert(self, table, update, PACKET_BYTES)

@@ -26,14 +26,17 @@ from sqlalchemy import (
     Connection,
     Date,
     DateTime,
+    Delete,
     Engine,
     Numeric,
     Table,
     Text,
     and_,
+    any_,
     bindparam,
     cast,
     create_engine,
+    delete,
     event,
     func,
     literal_column,
@@ -379,6 +382,14 @@ class PostgreSQLDialect(ServerDialect):
         from txstream.state.sql.postgresql_copy import CopyInsert  # most tables are not appended to
 
         return CopyInsert(table)
+
+    def removal(self, table: Table, column: str, before: ColumnElement[Any], most: int) -> Delete:
+        # By their places: to find the same rows once more by their keys, a planner may read the whole table.
+        old = table.alias("old")
+        place: ColumnElement[Any] = literal_column("old.ctid")
+        places = select(place).select_from(old).where(old.c[column] < before)
+        places = places.order_by(old.c[column]).limit(most)
+        return delete(table).where(literal_column("ctid") == any_(func.array(places.scalar_subquery())))
 
     def lookup(self, table: Table, columns: Mapping[str, pa.DataType]) -> Lookup:
         return UnnestLookup(table, columns)

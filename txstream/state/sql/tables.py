@@ -112,6 +112,8 @@ def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) ->
     )
     if state.index_txid and semantics is not Semantics.NON_TRANSACTIONAL:
         Index(None, table.c[TXID_COLUMN])
+    if state.keep_on is not None and (not spec.is_keyed or state.keep_on != state.key_names[0]):
+        Index(None, table.c[state.keep_on])
     return table
 
 
@@ -167,12 +169,21 @@ def join_table(
             )
         _refuse_differences(connection, dialect, owner, table, spec)
         creating = owner.declaration.get(_CREATING)
+        by_time = _missing_index_by_time(connection, dialect, table)
+        if by_time is not None and not creating:
+            statement = CreateIndex(by_time).compile(dialect=connection.dialect)
+            raise StateTableError(
+                f"state table {name!r} is declared with keep={spec.state.keep!r} and has no index "
+                f"{by_time.name}, without which each commit would read it whole; run this in its database: "
+                f"{statement}"
+            )
         index = _index_of_difference(connection, dialect, spec)
         if index is not None and not (creating and spec.state.index_txid):
             raise _other_index(connection, index, spec)
         if creating and not check_only:
-            if index is not None:
-                index.create(connection)
+            for one in (index, by_time):
+                if one is not None:
+                    one.create(connection)
             _declare(connection, name, spec)
         return
     refuse_foreign(connection, life, spec)
@@ -352,17 +363,28 @@ def _column_differences(
     return sorted(differences)
 
 
+def _missing_index_by_time(connection: Connection, dialect: StateDialect, table: Table) -> Index | None:
+    """Return the index by which old rows are found, if the table needs one and has none."""
+    mine = (index for index in table.indexes if [*index.columns] != [table.c.get(TXID_COLUMN)])
+    return next((index for index in mine if not _is_there(connection, dialect, index)), None)
+
+
+def _is_there(connection: Connection, dialect: StateDialect, index: Index) -> bool:
+    assert index.table is not None
+    found = [one["name"] for one in inspect(connection).get_indexes(index.table.name)]
+    preparer = connection.dialect.identifier_preparer
+    return dialect.stored_name(preparer.unformat_identifiers(preparer.format_index(index))[0]) in found
+
+
 def _index_of_difference(connection: Connection, dialect: StateDialect, spec: TableSpec) -> Index | None:
     """Return the index on txid if it is declared but missing, or exists but is not declared; else None. Its
     name distinguishes it from the user's own indexes."""
     if spec.semantics is Semantics.NON_TRANSACTIONAL:
         return None
-    table = build_table(replace(spec.state, index_txid=True), spec.semantics, dialect)
+    state = replace(spec.state, index_txid=True, keep=None, keep_on=None)
+    table = build_table(state, spec.semantics, dialect)
     (index,) = table.indexes
-    found = [index["name"] for index in inspect(connection).get_indexes(table.name)]
-    preparer = connection.dialect.identifier_preparer
-    name = preparer.unformat_identifiers(preparer.format_index(index))[0]
-    return None if (dialect.stored_name(name) in found) == spec.state.index_txid else index
+    return None if _is_there(connection, dialect, index) == spec.state.index_txid else index
 
 
 def _other_index(connection: Connection, index: Index, spec: TableSpec) -> StateTableError:

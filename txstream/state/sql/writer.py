@@ -26,6 +26,7 @@ from txstream.api.reducers import Custom
 from txstream.api.rows import UnfitValueError, to_column
 from txstream.api.schema import format_type
 from txstream.api.state import PREV_PREFIX, TXID_COLUMN
+from txstream.retention import limit_of
 from txstream.semantics import Semantics
 from txstream.state.records import TableSpec
 from txstream.state.sql.dialect import INTEGER_RANGES, StateDialect, Touch
@@ -34,6 +35,7 @@ from txstream.state.values import check_key_values, check_value, chunks, prepare
 from txstream.transaction import TransactionAttempt
 
 _EXACT = decimal.Context(prec=100)
+_REMOVED_AT_ONCE = 5_000
 _LONG_KEY_BYTES = 2000  # PostgreSQL's limit is 2704, MySQL's 3072, minus what other columns take
 
 
@@ -61,6 +63,23 @@ class TableWriter:
         here = self._table.c[TXID_COLUMN] == txid
         connection.execute(self._delete_created.where(here))
         connection.execute(self._put_back.where(here))
+
+    def remove_expired(self, connection: Connection, horizon: int, most: int, answered: Touch) -> None:
+        """See `StateTransaction.remove_expired`."""
+        state = self.spec.state
+        assert state.keep_on is not None
+        column = self._table.c[state.keep_on]
+        field = pa.schema([*state.key_schema, *state.value_schema]).field(state.keep_on)
+        limit = pa.chunked_array([pa.array([limit_of(field.type, horizon)], field.type)])
+        before = self._dialect.literal(limit, column.type)
+        removal = self._dialect.removal(self._table, state.keep_on, before, _REMOVED_AT_ONCE)
+        removed = 0
+        while removed < most:
+            rows = connection.execute(removal).rowcount
+            answered()
+            if rows < _REMOVED_AT_ONCE:
+                return
+            removed += rows
 
     def read(self, connection: Connection, keys: pa.Table, before: int) -> pa.Table:
         """Return the rows of `keys` that exist. See `StateBackend.read`."""

@@ -29,6 +29,7 @@ from txstream.api.errors import (
 from txstream.api.reducers import Reducer
 from txstream.batch_metas import to_json
 from txstream.dead_letters import DeadLetter, LetterKey
+from txstream.retention import limit_of
 from txstream.semantics import Semantics
 from txstream.state import declarations, fence_rules
 from txstream.state.backend import StateBackend
@@ -255,6 +256,17 @@ class StoreBackend(StateBackend):
         for key, delta in rows_of(spec, deltas):
             here.put(rows, key, rules.written(here.get(rows, key), delta, attempt, key))
 
+    def _remove_expired(self, here: Transaction, spec: TableSpec, horizon: int) -> None:
+        state, rows = spec.state, self._rows(here, spec)
+        assert state.keep_on is not None
+        columns = [*state.key_schema, *state.value_schema]
+        place = [field.name for field in columns].index(state.keep_on)
+        limit = limit_of(columns[place].type, horizon)
+        for key, stored in list(here.scan(rows)):
+            time = (*key, *stored[0])[place]
+            if time is not None and time < limit:
+                here.put(rows, key, None)
+
     def _rules(self, spec: TableSpec) -> RowRules:
         return RowRules(spec)
 
@@ -366,6 +378,9 @@ class _Adapter(StateTransaction):
 
     def write(self, attempt: TransactionAttempt, spec: TableSpec, deltas: pa.Table) -> None:
         self._store._write(self._here, attempt, spec, deltas)
+
+    def remove_expired(self, spec: TableSpec, horizon: int, most: int) -> None:
+        self._store._remove_expired(self._here, spec, horizon)
 
     def write_dead_letters(
         self, attempt: TransactionAttempt, letters: Sequence[DeadLetter], when: datetime

@@ -211,9 +211,10 @@ def table(
     value: str | pa.Schema = "n bigint",
     reducers: Mapping[str, Reducer] | None = None,
     defaults: Mapping[str, Any] | None = None,
+    keep: str | None = None,
 ) -> TableSpec:
     """Return a state table, by default a word count."""
-    state = SqlState(name, key=key, value=value, defaults=defaults or {})
+    state = SqlState(name, key=key, value=value, defaults=defaults or {}, keep=keep)
     return TableSpec(state, semantics, reducers or {column: Sum(column) for column in state.value_names})
 
 

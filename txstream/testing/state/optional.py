@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from txstream.api.errors import StaleAttemptError, StateTableError, UsageError
@@ -135,6 +135,52 @@ def a_grown_table_is_migrated(life: Life) -> None:
         life.holds({"a": (1, 7), "b": (6, 8)}, "after a replay")
     life.commit(3, {"a": (1, 3), "d": (1, 3)})
     life.holds({**life.values(), "a": (2, 10), "d": (1, 3)}, "after the next batch")
+
+
+# --- rows that expire --------------------------------------------------------------------------------------
+
+
+@CHECKS.promise(
+    "expired-rows-are-removed",
+    "A commit, or its end, removes the rows whose time lies before the horizon that it is given, and none of "
+    "another table, of that very time or later; if it is undone, nothing is removed.",
+    "compare the values of one column with the horizon, in the transaction that writes `committed`",
+)
+@each(Semantics.OPAQUE, Semantics.TRANSACTIONAL)
+def expired_rows_are_removed(life: Life) -> None:
+    trial = life.trial
+    if not life.store.removes_expired:
+        raise NotApplicableError("the store removes no rows by their age (removes_expired)")
+    moment = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    second, day = timedelta(seconds=1), timedelta(days=1)
+    for data_type, first, step in (
+        ("timestamp", moment, second),
+        ("timestamp_ntz", moment.replace(tzinfo=None), second),
+        ("date", moment.date(), day),
+    ):
+        name = f"k_{data_type}_{trial.name()}"
+        kept = table(name, life.semantics, key=f"at {data_type}, word string", keep="1h")
+        beside = table(f"b{name}", life.semantics, key=f"at {data_type}, word string", keep="1h")
+        one = trial.stranger(life.semantics, (kept, beside)).join()
+        old, older, now, new = ((first + number * step, "a") for number in (-1, -2, 0, 1))
+        rows = {old: 1, older: 2, now: 3, new: 4, (old[0], "b"): 5}
+        one.commit(1, rows, {old: 1})
+        one.commit(2, {new: 1})
+        one.holds({**rows, new: 5}, "while nothing has expired")
+        horizons = {name: int(moment.timestamp())}
+        undone = one.next(3)
+        trial.outcome(
+            "a commit is rehearsed", one.states.rehearse, one.whole(undone, {new: 1}, horizons=horizons)
+        )
+        one.holds({**rows, new: 5}, "after a commit that was undone")
+        one.commit(3, {new: 1}, horizons=horizons)
+        one.holds({now: 3, new: 6}, f"once rows by a {data_type} have expired")
+        under = one.begin(4)
+        one.write(under, {now: 1})
+        end = one.whole(under, horizons={name: int((moment + step).timestamp())})
+        trial.ask("a commit ends", one.states.end_commit, end, keys=1)
+        one.holds({new: 6}, "once more have expired, at the end of a commit by executors")
+        one.holds({old: 1}, "in a table without a horizon", table=1)
 
 
 # --- for display -------------------------------------------------------------------------------------------
