@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 from typing import NewType
 
@@ -68,6 +68,13 @@ def about(one: TransactionAttempt | Txid | None) -> Iterator[None]:
         yield
     finally:
         _in_hand.reset(token)
+
+
+def concerning(one: TransactionAttempt | Txid | None) -> Context:
+    """Return a context as the present one, in which what is logged is about this. Cheaper than `about`."""
+    context = copy_context()
+    context.run(_in_hand.set, one)
+    return context
 
 
 def in_hand() -> TransactionAttempt | Txid | None:

@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar
 
-from txstream.transaction import TransactionAttempt, about
+from txstream.transaction import TransactionAttempt, concerning
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ class ThreadWorkers:
         *,
         attempt: TransactionAttempt | None = None,
     ) -> None:
-        concerning = about(attempt)
+        context = concerning(attempt)
 
         def answer(future: Future[T]) -> None:
             if future.cancelled():
@@ -149,11 +149,11 @@ class ThreadWorkers:
             error = future.exception()
             if error is None and done is not None:
                 result = future.result()
-                self.post(lambda: concerning(done)(result))
+                self.post(lambda: context.run(done, result))
             if error is not None and failed is not None:
-                self.post(lambda: concerning(failed)(error))
+                self.post(lambda: context.run(failed, error))
 
-        self._pools[lane].submit(concerning(work)).add_done_callback(answer)
+        self._pools[lane].submit(context.run, work).add_done_callback(answer)
 
     def now(self) -> float:
         return self.clock()
