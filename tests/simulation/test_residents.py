@@ -205,7 +205,7 @@ def simulate(kind: type[Residents], monkeypatch: pytest.MonkeyPatch) -> Counter[
         def timer(_seconds: float, call: Callable[..., None], given: Any, model: Model = model) -> Any:
             return SimpleNamespace(start=lambda: model.grace.append(lambda: call(*given)))
 
-        monkeypatch.setattr(product.threading, "Timer", timer)
+        monkeypatch.setattr(threading, "Timer", timer)
         try:
             model.run()
         except AssertionError as error:

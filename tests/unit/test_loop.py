@@ -165,7 +165,7 @@ def test_a_small_batch_gathers_while_the_one_before_waits_for_its_commit(
 
     def phase_of(txid: int) -> Phase | None:
         batch = run.coordinator.active.get(Txid(txid))
-        return batch and batch.phase
+        return None if batch is None else batch.phase
 
     log.on_plan, log.on_emit, run.world.table.before = on_plan, on_emit, before
     run.workers.pauses = {60.0: 60.0}

@@ -71,7 +71,7 @@ def test_nothing_is_shut_down_after_the_end(line: tuple[socket.socket, socket.so
 
 
 def test_all_transactions_share_one_thread(line: tuple[socket.socket, socket.socket]) -> None:
-    seen = set()
+    seen: set[int | None] = set()
     for _ in range(50):
         with Watchdog(line[0].fileno(), LONG), Watchdog(line[0].fileno(), LONG):
             seen.update(one.ident for one in watchers())
