@@ -11,7 +11,9 @@ measured at 1,000 records/s, and txstream's at 10,000 too. Writes `benchmarks/re
 beside it. The exit status is 1 when a total is wrong.
 
 Structured Streaming in real-time mode takes part for its latency alone: it has no foreachBatch, so no
-exactly-once SQL, and goes from Kafka to Kafka.
+exactly-once SQL, and goes from Kafka to Kafka. Pathway takes part for its latency, from Kafka to SQL, if
+`--pathway PYTHON` names an interpreter that has it, with psycopg, SQLAlchemy, confluent-kafka, NumPy and
+psutil: it cannot be installed beside the PySpark and the Arrow that txstream needs.
 """
 
 from __future__ import annotations
@@ -46,11 +48,21 @@ from peers.workload import KEYS, appended, counted, latencies, make_topic, produ
 from postgres import PostgresServer  # noqa: E402 - beside the tests
 
 STRUCTURED, REAL_TIME, PLAIN, OURS = "structured_streaming", "real_time", "plain_loop", "ours"
+PATHWAY = "pathway_table"
 NAMES = {
+    PATHWAY: "Pathway",
     STRUCTURED: "Structured Streaming",
     REAL_TIME: "real-time mode",
     PLAIN: "confluent-kafka loop",
     OURS: "txstream",
+}
+# What a kill at any moment does to the counts.
+GUARANTEES = {
+    STRUCTURED: "exactly once by hand, no fence",
+    REAL_TIME: "at least once, no state",
+    PLAIN: "exactly once by hand, no fence",
+    OURS: "exactly once",
+    PATHWAY: "at least once",
 }
 LARGE, WIDE, MEDIUM, SMALL = 500_000, 200_000, 100_000, 10_000
 # Contender, variant, records per batch. A peer's first entry is its best size.
@@ -80,6 +92,7 @@ class Sitting:
         self.kafka = kafka
         self.database = database
         self._zookeeper = zookeeper
+        self.pythons: dict[str, str] = {}  # of contenders that need another than ours
 
     @contextlib.contextmanager
     def contender(self, script: str, mode: str, topic: str, **values: Any) -> Iterator[Iterator[Result]]:
@@ -98,7 +111,7 @@ class Sitting:
             log = self.directory / "contenders.log"
             with log.open("ab") as errors:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", f"peers.{script}", mode, *options],
+                    [self.pythons.get(script, sys.executable), "-m", f"peers.{script}", mode, *options],
                     env={**os.environ, "PYTHONPATH": str(HERE)},
                     stdout=subprocess.PIPE,
                     stderr=errors,
@@ -162,7 +175,13 @@ def live(sitting: Sitting, script: str, rate: int, seconds: float) -> Result:
         table = {"table": ready["table"]} if "table" in ready else {}
         arrived = counted(sitting.database, count="n" if table else "count", **table)
         taken = latencies(sitting.database, warm_up, **table)
-    result = {"contender": script, "rate": rate, "exact": [arrived] == produced, **taken}
+    result = {
+        "contender": script,
+        "guarantee": GUARANTEES[script],
+        "rate": rate,
+        "exact": [arrived] == produced,
+        **taken,
+    }
     if result["markers"]:
         what = f"p50 {result['p50']} ms, p99 {result['p99']} ms"
     else:
@@ -242,11 +261,12 @@ def show(document: Result) -> None:
         )  # fmt: skip
     console.print(table)
     table = Table(title="latency, ms from produce to commit")
-    for column in ("contender", "records/s", "p50", "p90", "p99", "exact"):
+    for column in ("contender", "guarantee", "records/s", "p50", "p90", "p99", "exact"):
         table.add_column(column, justify="right")
     for one in document["live"]:
         table.add_row(
-            NAMES[one["contender"]], f"{one['rate']:,}", *(str(one[f"p{p}"] or "-") for p in (50, 90, 99)),
+            NAMES[one["contender"]], one["guarantee"], f"{one['rate']:,}",
+            *(str(one[f"p{p}"] or "-") for p in (50, 90, 99)),
             "yes" if one["exact"] else "NO",
         )  # fmt: skip
     console.print(table)
@@ -261,7 +281,13 @@ def draw(document: Result, path: Path) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    colours = {OURS: "#2563eb", STRUCTURED: "#b45309", REAL_TIME: "#d97706", PLAIN: "#6b7280"}
+    colours = {
+        OURS: "#2563eb",
+        PATHWAY: "#059669",
+        STRUCTURED: "#b45309",
+        REAL_TIME: "#d97706",
+        PLAIN: "#6b7280",
+    }
     measured = [one for one in document["live"] if one["p50"] is not None]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
     for axes, title, bars in (
@@ -299,6 +325,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--full", action="store_true", help="2,000,000 records, more runs, longer live runs")
+    parser.add_argument("--pathway", metavar="PYTHON", help="an interpreter that has Pathway")
     parser.add_argument("--records", type=int, help="records of the large topic (default 1,000,000)")
     parser.add_argument("--runs", type=int, help="runs of each case, the cold one among them (default 4)")
     parser.add_argument("--seconds", type=float, help="of each live run (default 18)")
@@ -316,6 +343,8 @@ def main() -> int:
         stack.callback(server.close)
         services = stack.enter_context(embedded(directory, console=console))
         sitting = Sitting(directory, services.kafka, services.zookeeper, database)
+        if options.pathway:
+            sitting.pythons[PATHWAY] = options.pathway
         for topic, count in (("large", records), ("small", small_records)):
             make_topic(services.kafka, topic, count)
         catch_ups = []
@@ -325,7 +354,7 @@ def main() -> int:
         lives = [
             live(sitting, script, rate, seconds)
             for rate in RATES
-            for script in (STRUCTURED, REAL_TIME, OURS, PLAIN)
+            for script in (STRUCTURED, REAL_TIME, OURS, PLAIN, *sitting.pythons)
             if options.full or rate == RATES[0] or script == OURS
         ]
         if options.full:  # last, because the server then cleans up a million rows for minutes

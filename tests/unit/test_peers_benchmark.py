@@ -83,7 +83,7 @@ def test_what_a_slow_machine_left_unmeasured_has_no_ratio_and_breaks_nothing(
     assert bench.latency_p50_ms(lives) == {"structured_streaming": {"1000": None}, "ours": {"1000": 12.5}}
     document = {
         "catch_up": [{**one, "exact": True} for one in catch_ups],
-        "live": lives,
+        "live": [{**one, "guarantee": bench.GUARANTEES[one["contender"]]} for one in lives],
         "ratios": found,
     }
     bench.show(document)

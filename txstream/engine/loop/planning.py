@@ -2,9 +2,9 @@
 
 Invariant: one thread asks the source, one question at a time, in the order of the questions.
 
-As long as all waiting records fit into a small batch, the next batch gathers records until the batch before
-it has been processed and begins to commit. Side by side, small jobs slow each other down, and a batch that is
-planned while another one waits for its commit would only wait behind it, with fewer records.
+As long as all waiting records fit into a small batch, the next batch gathers records until the one before it
+begins to commit. Side by side, small jobs slow each other down, and a batch that is planned while another one
+waits for its commit would only wait behind it, with fewer records.
 """
 
 from __future__ import annotations
