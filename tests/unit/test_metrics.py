@@ -18,7 +18,16 @@ from support.kafka_topics import wait_until
 from support.measured import LINES, MeasuredRun, counting, scrape, scraped
 from support.tracked import Lines, words
 
-from txstream import BatchFailedError, OutputCollector, RichBolt, Tuple
+from txstream import (
+    BatchFailedError,
+    OpaqueSpout,
+    OutputCollector,
+    RichBolt,
+    SqlAppendBolt,
+    SqlTable,
+    TransactionalTopologyBuilder,
+    Tuple,
+)
 from txstream.api.bolts import BasicBolt
 from txstream.api.errors import UsageError
 from txstream.dead_letters import DeadLetters
@@ -77,6 +86,24 @@ def test_a_run_tells_what_the_ledger_has(tmp_path: Path) -> None:
         assert found["txstream_batch_phase_seconds_count", phase] == 3
         assert found["txstream_batch_phase_seconds_bucket", "+Inf", phase] == 3
         assert found["txstream_batch_phase_seconds_sum", phase] > 0
+
+
+def test_late_records_are_counted_by_table(tmp_path: Path) -> None:
+    fields = "topic string, partition int, offset bigint, at timestamp"
+    now, long_ago = datetime.now(UTC), datetime(2020, 1, 1, tzinfo=UTC)
+    times = [now, long_ago, now, long_ago, long_ago]
+    with MemorySpout(fields, {"v/0": [("v", 0, at, time) for at, time in enumerate(times)]}) as source:
+        builder = TransactionalTopologyBuilder(
+            "late", "visits", OpaqueSpout(source), dead_letters=DeadLetters(max_per_batch=1)
+        )
+        table = SqlTable("visits", "at timestamp", keep="90d")
+        builder.set_bolt("store", SqlAppendBolt(table)).shuffle_grouping("visits")
+        run = MeasuredRun(builder.build(), tmp_path / "state.db")
+        with scraped(run) as url:
+            run.wait_for(1)
+            found = scrape(url)
+    assert found["txstream_late_records_total", "visits"] == 3
+    assert found["txstream_dead_letters_total", "store"] == 3
 
 
 def test_failures_and_dead_letters_are_counted_by_component(tmp_path: Path) -> None:
