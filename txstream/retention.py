@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txstream.api.errors import TopologyError
 from txstream.api.schema import format_type
@@ -83,6 +82,8 @@ def limit_of(data_type: pa.DataType, horizon: int) -> date | datetime:
 
 def late_rows(column: pa.Array | pa.ChunkedArray, horizon: int) -> pa.Array | None:
     """Return which rows lie before a horizon, or None if none does. A null is not late."""
+    import pyarrow.compute as pc  # short commands load what declares tables, and do without it
+
     limit = pa.scalar(limit_of(column.type, horizon), column.type)
     late = pc.fill_null(pc.less(column, limit), fill_value=False)
     return late if pc.any(late).as_py() else None

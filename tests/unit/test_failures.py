@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from support.inmemory import attempt
 
@@ -18,6 +19,7 @@ from txstream.api.errors import (
     TxstreamError,
     UsageError,
 )
+from txstream.api.tuples import Chunk, Tuple
 from txstream.batch_metas import BatchMetas
 from txstream.engine.batch.executor_failures import Failure, describe
 from txstream.engine.loop.retry_policy import TxidFailures, Verdict, judge
@@ -30,6 +32,10 @@ ALL_ERRORS = [
     for error in vars(txstream.api.errors).values()
     if isinstance(error, type) and issubclass(error, TxstreamError)
 ]
+
+
+def tuple_of(value: str) -> Tuple:
+    return next(Chunk(pa.RecordBatch.from_pylist([{"value": value}]), "lines").tuples())
 
 
 class RateLimitedError(PartitionUnavailableError):
@@ -75,12 +81,12 @@ def test_a_module_that_a_worker_lacks_ends_the_run_with_the_remedy() -> None:
 
 
 def test_any_other_exception_is_a_bolt_error_with_its_type_place_tuple_and_traceback() -> None:
-    error = travel(describe(caught(ValueError("no number")), "split", 3, "Tuple(value='x')"))
+    error = travel(describe(caught(ValueError("no number")), "split", 3, tuple_of("x")))
     assert type(error) is BoltError
     message = str(error)
     assert message.startswith("txid 5 attempt 1.2, component 'split', task 3: ValueError: no number (in ")
     assert "test_failures.py, line " in message
-    assert message.endswith("""), while processing "Tuple(value='x')\"""")
+    assert message.endswith("), while processing Tuple(value='x')")
     (details,) = error.__notes__
     assert details.startswith("Traceback (on the executor, most recent call last):\n")
     assert "raise error" in details
@@ -92,7 +98,7 @@ def test_an_error_with_the_name_of_one_of_ours_is_still_a_bug() -> None:
 
 
 def test_a_long_tuple_is_cut() -> None:
-    error = travel(describe(caught(ValueError("x")), "split", 0, "y" * 10_000))
+    error = travel(describe(caught(ValueError("x")), "split", 0, tuple_of("y" * 10_000)))
     assert len(str(error)) < 700
     assert str(error).endswith("...")
 
