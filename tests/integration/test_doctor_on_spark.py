@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import subprocess
+import sys
 import venv
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,7 @@ from support.spark_standalone import SparkStandalone
 
 from other_pythons import find, supported
 from txstream.doctor.checks import Check
-from txstream.doctor.examination import Examination
 from txstream.embedded import Services
-from txstream.settings import Settings
 
 NOBODY = "127.0.0.1:1"
 DATABASE = f"postgresql://me:hush-hush@{NOBODY}/results"
@@ -77,13 +78,34 @@ def another_python(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+EXAMINE = """
+import json, sys
+from dataclasses import asdict
+
+from txstream.doctor.examination import Examination
+from txstream.settings import Settings
+
+settings, seconds, conf = json.loads(sys.argv[1])
+checks = Examination(Settings(**settings), spark_conf=conf, spark_seconds=seconds).ask()
+print(json.dumps([asdict(check) for check in checks]))
+"""
+
+
 def examine(
     cluster: SparkStandalone, folder: Path, *, seconds: float = 120.0, **conf: str
 ) -> dict[str, Check]:
-    settings = Settings(master=cluster.url, data_dir=folder, zookeeper=NOBODY, connect_timeout_seconds=3.0)
-    conf = {f"spark.executor.{name}": value for name, value in conf.items()}
-    checks = Examination(settings, spark_conf=conf, spark_seconds=seconds).ask()
-    return {check.name: check for check in checks}
+    """Return the checks by name. A process of its own asks: this one may have a Spark session already."""
+    settings = {"master": cluster.url, "zookeeper": NOBODY, "connect_timeout_seconds": 3.0}
+    given = [settings, seconds, {f"spark.executor.{name}": value for name, value in conf.items()}]
+    done = subprocess.run(
+        [sys.executable, "-c", EXAMINE, json.dumps(given)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=seconds + 120,
+        check=True,
+    )
+    return {check["name"]: Check(**check) for check in json.loads(done.stdout.splitlines()[-1])}
 
 
 def test_another_python_on_the_workers(
