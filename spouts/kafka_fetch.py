@@ -4,8 +4,8 @@ Invariants:
 
 - A range is finished when its position has reached its end, whatever records there were on the way.
   Compaction gaps, markers and aborted transactions are read past; a log that is too short is not.
-- There is no fetch session. A fetch asks only for ranges that are being read, so a later range (another
-  partition, an earlier offset) cannot meet what was fetched for this one.
+- There is no fetch session. A fetch asks only for ranges that are being read. What its answer brought beyond
+  them serves a later range only if that one was planned so (`kafka_kept_answers`).
 - While an answer is decoded and the caller works, the next fetch of the same ranges is on its way: for each
   broker one answer of at most `max_bytes`, besides the one being worked on. It asks for what follows if all
   of the previous answer is sound. An answer for a position other than the one reached is dropped.
@@ -38,6 +38,7 @@ from txstream.api.errors import (
     TxstreamError,
 )
 from txstream.spouts.kafka_client import KafkaClient
+from txstream.spouts.kafka_kept_answers import KeptAnswers
 from txstream.spouts.kafka_protocol import (
     EARLIEST,
     LATEST_WRITTEN,
@@ -94,12 +95,19 @@ class RangeFetcher:
         self._stale = False
         self._bytes_per_offset: dict[str, float] = {}
         self._largest_batch: dict[str, int] = {}
+        self._kept = KeptAnswers()
         self._lock = Lock()
 
     def run(self, reads: Sequence[RangeRead]) -> Iterator[list[RangeRead]]:
         """Yield reads that have new rows or have reached their end. The caller then takes their columns."""
         unfinished = [read for read in reads if not read.finished]
         pending: dict[int, Fetch] = {}
+        with self._lock:
+            kept = [(read, answer) for read in unfinished if (answer := self._kept.of(read)) is not None]
+            served = self._decode(kept)
+        if served:
+            yield served
+            unfinished = [read for read in unfinished if not read.finished]
         while unfinished:
             with self._lock:  # the client serves one thread at a time, and others while this caller works
                 progressed = self._step(unfinished, pending)
@@ -340,6 +348,8 @@ class RangeFetcher:
         if part.position > read.position:
             read.columns.add(part.blocks, part.unpacked)
             read.advance(part.position)
+            if read.finished:
+                self._kept.keep(read, data, part)
             return True
         readable = data.last_stable_offset if self._read_committed else data.high_watermark
         if readable is not None and 0 <= readable < read.range.end:

@@ -37,6 +37,7 @@ _MOST_SNAPPY_EXPANDS = 64  # snappy's longest copy makes 64 bytes from 3
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _PREFIX = struct.Struct(">qi")
+_EPOCH_PREFIX = struct.Struct(">qii")
 _LAST_DELTA = struct.Struct(">i")
 _LAST_DELTA_AT = 23
 _OFFSETS_UP_TO = _LAST_DELTA_AT + _LAST_DELTA.size
@@ -78,7 +79,8 @@ class Fetched:
     `position` is where reading continues. `size` is the number of bytes up to there, in batches that cover
     `covered` offsets; `unpacked` is the size of their records. `largest` is the size of the largest batch,
     even if that one was cut off. `last_epoch` is the leader epoch in which the offset before `end` was
-    written, once its batch was read and if that names one. With an `error` the rest does not count.
+    written, once its batch was read and if that names one. `rest_at` is where `data` goes on behind `end`, if
+    need be with the batch that `end` lies in. With an `error` the rest does not count.
     """
 
     data: bytes | memoryview
@@ -92,6 +94,7 @@ class Fetched:
     unpacked: int = 0
     largest: int = 0
     last_epoch: int | None = None
+    rest_at: int = 0
     error: CorruptBatchError | OldFormatError | None = None
 
     def __post_init__(self) -> None:
@@ -137,6 +140,21 @@ def position_behind(data: bytes | memoryview, start: int, end: int) -> int:
     return position
 
 
+def epoch_before(data: bytes, end: int) -> int | None:
+    """Return the leader epoch of the offset before `end`; None if its batch is not there as a whole, or names
+    none. The batch is not checked."""
+    at = 0
+    while at + _OFFSETS_UP_TO <= len(data):
+        base, length, epoch = _EPOCH_PREFIX.unpack_from(data, at)
+        (last_delta,) = _LAST_DELTA.unpack_from(data, at + _LAST_DELTA_AT)
+        at += _PREFIX.size + length
+        if at > len(data) or length < 0 or base >= end:
+            return None
+        if end <= base + last_delta + 1:
+            return epoch if epoch >= 0 else None
+    return None
+
+
 def _batches(part: Fetched, read_committed: bool) -> Iterator[RecordBatch]:
     """Yield the batches that may be seen. `position` and `size` advance past those that were read."""
     view, start, end = memoryview(part.data), part.start, part.end
@@ -164,6 +182,7 @@ def _batches(part: Fetched, read_committed: bool) -> Iterator[RecordBatch]:
         if calc_crc32c(batch[_CRC_COVERS_FROM:]) != crc:
             raise CorruptBatchError(base, "its checksum does not match")
         following = base + last_delta + 1
+        part.rest_at = stop if following <= end else stop - len(batch)
         part.covered += last_delta + 1
         if following <= start:
             continue

@@ -18,6 +18,8 @@ from txstream.embedded import Services
 from txstream.spouts import kafka_client
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_emitter import KafkaPartitionEmitter
+from txstream.spouts.kafka_fetch import RangeFetcher
+from txstream.spouts.kafka_range_read import RangeRead
 
 ATTEMPT = attempt()
 
@@ -210,6 +212,41 @@ def test_transactions(topics: Topics, unique: str, open_reading: Any) -> None:
     everything = open_reading(unique, isolation_level="read_uncommitted")
     assert everything.values(name, 0, 9) == ["a", "b", "x", "y", "c", "d"]
     assert everything.values(name, 3, 6) == ["x", "y"]
+
+
+@pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])
+def test_ranges_that_follow_each_other_within_a_batch(
+    topics: Topics, unique: str, open_reading: Any, isolation_level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one answer brought of the next ranges gives the same rows as a fetch of each."""
+    topics.create(unique, configs={"compression.type": "zstd"})
+    producer = topics.transactional_producer(unique)
+    topics.transaction(producer, unique, [b"c%d" % number for number in range(40)], commit=True)
+    topics.transaction(producer, unique, [b"a%d" % number for number in range(40)], commit=False)
+    topics.transaction(producer, unique, [b"d%d" % number for number in range(40)], commit=True)
+    producer.close()
+    asked: set[int] = set()
+    fetch = RangeFetcher._fetch_request
+
+    def told(self: RangeFetcher, reads: list[RangeRead]) -> Any:
+        asked.update(read.ahead for read in reads)
+        return fetch(self, reads)
+
+    monkeypatch.setattr(RangeFetcher, "_fetch_request", told)
+    reading, known = open_reading(unique, isolation_level=isolation_level), topic_id(topics, unique)
+    rows: list[Any] = []
+    ranges = [(start, min(start + 7, 123)) for start in range(0, 123, 7)]
+    for start, end in ranges:
+        wanted = KafkaRange(start, end, known, leader_epoch=0)
+        for batch in reading.emitter.emit(ATTEMPT, f"{unique}/0", wanted):
+            rows += zip(batch.column("offset").to_pylist(), batch.column("value").to_pylist(), strict=True)
+    aborted = [(41 + number, f"a{number}") for number in range(40)]
+    assert rows == sorted(
+        [(number, f"c{number}") for number in range(40)]
+        + (aborted if isolation_level == "read_uncommitted" else [])
+        + [(82 + number, f"d{number}") for number in range(40)]
+    )
+    assert asked.isdisjoint({91, 98, 105, 112}), "behind the aborted transaction, one answer had all of them"
 
 
 def test_a_compaction_gap_is_not_a_short_read(topics: Topics, unique: str, open_reading: Any) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
-from support.kafka_batches import plain
+from support.kafka_batches import Aborted, plain
 
 from txstream.api.errors import DataLostError, PartitionUnavailableError, ShortReadError, TxstreamError
 from txstream.spouts.kafka import KafkaRange
@@ -21,15 +22,21 @@ TIMEOUT_SECONDS = 5.0
 EPOCH_AT = 12  # the checksum does not cover it
 
 
+TOPIC_ID = str(UUID(int=7))
+
+
 @dataclass
 class Broker:
-    """A client of one broker, whose partitions have batches of two records each. An answer has one batch for
+    """A client of one broker, whose partitions have batches of so many records. An answer has one batch for
     each of the first `room` partitions asked for. All but the first are cut off at the size that was asked
     for. `spoil` may change what a partition gets."""
 
     ends: dict[str, int]
     room: int = 99
     spoil: Callable[[str, int, bytes], bytes] = lambda _name, _offset, records: records
+    per_batch: int = 2
+    topic_id: str = ""
+    aborted: list[Aborted] = field(default_factory=list)
     asked: list[dict[str, int]] = field(default_factory=list)
     sizes: list[dict[str, int]] = field(default_factory=list)
     timeouts: list[float] = field(default_factory=list)
@@ -37,7 +44,7 @@ class Broker:
     hung_up: list[int] = field(default_factory=list)
 
     def topics(self, names: set[str], _timeout: float) -> dict[str, TopicInfo]:
-        return {name: TopicInfo(name, "", {n: Leader(1, 0) for n in range(9)}) for name in names}
+        return {name: TopicInfo(name, self.topic_id, {n: Leader(1, 0) for n in range(9)}) for name in names}
 
     def drive(self, _until: object, _deadline: float) -> None:
         """Do nothing: all requests have been answered."""
@@ -72,7 +79,7 @@ class Broker:
                 records=self.records(name, offset)[: sizes[name] if place else None]
                 if place < self.room
                 else b"",
-                aborted_transactions=None,
+                aborted_transactions=self.aborted,
                 last_stable_offset=self.ends[name],
                 high_watermark=self.ends[name],
             )
@@ -84,10 +91,11 @@ class Broker:
         return SimpleNamespace(is_done=True, exception=None, value=answer)
 
     def records(self, name: str, offset: int) -> bytes:
-        base = offset - offset % 2
+        base = offset - offset % self.per_batch
         if base >= self.ends[name]:
             return b""
-        return self.spoil(name, offset, plain(base, b"%d" % base, b"%d" % (base + 1)))
+        values = (b"%d" % number for number in range(base, base + self.per_batch))
+        return self.spoil(name, offset, plain(base, *values))
 
 
 def fetcher(broker: Broker, *, skip_lost: bool = False) -> RangeFetcher:
@@ -224,3 +232,99 @@ def test_a_range_that_is_gone_ends_the_run_unless_the_next_plan_may_go_on_behind
     with pytest.raises(error, match="position 4: the log ends at offset 4") as raised:
         offsets(run)
     assert type(raised.value) is error
+
+
+# --- the next range, where the last answer went beyond the one that it was asked for ---------------------
+
+
+def in_epoch(epoch: int) -> Callable[[str, int, bytes], bytes]:
+    written = epoch.to_bytes(4, signed=True)
+    return lambda _name, _offset, records: records[:EPOCH_AT] + written + records[EPOCH_AT + 4 :]
+
+
+def planned(start: int, end: int, epoch: int | None = 3, topic_id: str = TOPIC_ID) -> RangeRead:
+    return RangeRead("words/0", KafkaRange(start, end, topic_id, leader_epoch=epoch))
+
+
+def test_a_range_in_the_middle_of_a_batch_is_not_fetched_again() -> None:
+    broker = Broker({"words/0": 12}, per_batch=6, topic_id=TOPIC_ID, spoil=in_epoch(3))
+    reader = fetcher(broker)
+    for start, end in ((0, 2), (2, 3), (3, 5), (5, 6), (6, 8)):
+        assert offsets(reader.run([planned(start, end)])) == {"words/0": list(range(start, end))}
+    assert broker.asked == [{"words/0": 0}, {"words/0": 6}]
+
+
+@pytest.mark.parametrize(
+    ("again", "why"),
+    [
+        (planned(1, 4), "it begins earlier, as a replay does"),
+        (planned(2, 8), "it goes on further"),
+        (planned(2, 4, epoch=None), "nobody knows the epoch in which it was planned"),
+        (planned(2, 4, topic_id=""), "nobody knows of which topic it was planned"),
+    ],
+)
+def test_any_other_range_is_fetched(again: RangeRead, why: str) -> None:
+    broker = Broker({"words/0": 12}, per_batch=6, topic_id=TOPIC_ID, spoil=in_epoch(3))
+    reader = fetcher(broker)
+    offsets(reader.run([planned(0, 2)]))
+    assert offsets(reader.run([again])) == {"words/0": list(range(again.range.start, again.range.end))}
+    assert {"words/0": again.range.start} in broker.asked[1:], why
+
+
+@pytest.mark.parametrize(
+    ("written", "epoch", "topic_id"), [(-1, None, TOPIC_ID), (3, 3, "")], ids=["no epochs", "no topic ids"]
+)
+def test_what_an_old_broker_does_not_tell_cannot_be_compared(
+    written: int, epoch: int | None, topic_id: str
+) -> None:
+    broker = Broker({"words/0": 12}, per_batch=6, topic_id=topic_id, spoil=in_epoch(written))
+    reader = fetcher(broker)
+    for start, end in ((0, 2), (2, 4)):
+        assert offsets(reader.run([planned(start, end, epoch, topic_id)])) == {"words/0": [start, start + 1]}
+    assert broker.asked == [{"words/0": 0}, {"words/0": 2}]
+
+
+def test_a_log_that_was_cut_back_meanwhile_is_fetched() -> None:
+    broker = Broker({"words/0": 12}, per_batch=6, topic_id=TOPIC_ID, spoil=in_epoch(3))
+    reader = fetcher(broker)
+    offsets(reader.run([planned(0, 2)]))
+    broker.spoil = in_epoch(4)
+    assert offsets(reader.run([planned(2, 4, epoch=4)])) == {"words/0": [2, 3]}
+    assert broker.asked == [{"words/0": 0}, {"words/0": 2}]
+
+
+def test_what_was_kept_for_long_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker({"words/0": 12}, per_batch=6, topic_id=TOPIC_ID, spoil=in_epoch(3))
+    reader = fetcher(broker)
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    offsets(reader.run([planned(0, 2)]))
+    now += 4
+    offsets(reader.run([planned(2, 3)]))  # does not make it newer
+    now += 2
+    assert offsets(reader.run([planned(3, 4)])) == {"words/0": [3]}
+    assert broker.asked == [{"words/0": 0}, {"words/0": 3}]
+
+
+def test_what_needs_to_know_of_aborted_transactions_is_fetched() -> None:
+    aborted = [Aborted(producer_id=9, first_offset=0)]
+    broker = Broker({"words/0": 12}, per_batch=6, topic_id=TOPIC_ID, spoil=in_epoch(3), aborted=aborted)
+    reader = fetcher(broker)
+    offsets(reader.run([planned(0, 2)]))
+    assert offsets(reader.run([planned(2, 4)])) == {"words/0": [2, 3]}
+    assert broker.asked == [{"words/0": 0}, {"words/0": 2}]
+
+
+def test_no_more_is_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker({"words/0": 12, "words/1": 12}, per_batch=6, topic_id=TOPIC_ID, spoil=in_epoch(3))
+    size = len(broker.records("words/0", 0))
+    monkeypatch.setattr("txstream.spouts.kafka_kept_answers._MOST_BYTES", size + 1)
+    reader = fetcher(broker)
+
+    def both(start: int, end: int) -> list[RangeRead]:
+        wanted = KafkaRange(start, end, TOPIC_ID, leader_epoch=3)
+        return [RangeRead(name, wanted) for name in broker.ends]
+
+    offsets(reader.run(both(0, 2)))
+    assert offsets(reader.run(both(2, 4))) == {"words/0": [2, 3], "words/1": [2, 3]}
+    assert broker.asked == [{"words/0": 0, "words/1": 0}, {"words/0": 2}]
