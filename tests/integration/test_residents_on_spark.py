@@ -216,7 +216,7 @@ def test_residents_leave_their_cores_to_wide_batches_and_come_back_for_small_one
         for txid in (1, 2):
             assert runner._residents._connected, "one wide batch alone sends nobody away"
             runner._cost = RecordCost()  # how wide a batch is must not depend on this machine's speed
-            assert runner.run(attempt(txid), ranges(a=3_000, b=3_000)).width == 2
+            assert runner.run(attempt(txid), ranges(a=6_000, b=6_000)).width == 2
         check_that_they_come_back(spark, runner, counted_jobs)
 
 
@@ -286,6 +286,18 @@ def test_a_runner_that_is_closed_leaves_no_job_and_closes_what_is_open(
         runner.run(attempt(1), BATCH)
     closed = [pid for what, _, pid in notes(opened) if what == "close"]
     assert closed == [pid for what, _, pid in notes(opened) if what == "open"]
+
+
+def test_the_process_of_a_resident_goes_on_after_its_run(
+    spark: SparkSession, tmp_path: Path, unique: str
+) -> None:
+    """What it has imported serves the next run."""
+    with runner_of(spark, captured(row_of([Same()], file=tmp_path / "read"), unique)) as runner:
+        runner.run(attempt(1), BATCH)
+    ((*_, pid), *_) = notes(tmp_path / "read")
+    assert wait_until(lambda: not running(spark), DEADLINE_SECONDS)
+    with runner_of(spark, captured(row_of([Same()]), unique + "2")):
+        os.kill(int(pid), 0)
 
 
 def test_residents_that_are_lost_with_their_machine_cost_nothing_but_a_job(

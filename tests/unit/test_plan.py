@@ -205,6 +205,11 @@ def test_what_records_have_taken_says_what_a_batch_is_worth(
     assert batch_width(records, 4, 8, record_seconds) == width
 
 
+@pytest.mark.parametrize(("records", "width"), [(10_000, 1), (10_001, 2)])
+def test_a_first_batch_that_a_resident_can_do_in_a_moment_gets_one_task(records: int, width: int) -> None:
+    assert batch_width(records, 4, 8, can_stay=True) == width
+
+
 def test_large_and_late_batches_say_what_a_record_takes() -> None:
     cost = RecordCost()
     assert cost.seconds is None

@@ -24,6 +24,8 @@ _TWO_TASK_RECORDS = 40_000
 TASK_SECONDS = 0.05
 # A Spark task that stays saves the start of a job, so a batch has to take longer to be worth more tasks.
 RESIDENT_SECONDS = 0.1
+# As many as take that long if a record costs 10 µs, which few bolts exceed.
+_ONE_RESIDENT_RECORDS = 10_000
 _OLDER = 0.8  # the weight of a batch beside the one after it
 
 
@@ -68,7 +70,7 @@ def batch_width(
     elif record_seconds is not None:
         seconds = records * record_seconds
         wanted = 1 if can_stay and seconds <= RESIDENT_SECONDS else math.ceil(seconds / TASK_SECONDS)
-    elif records <= ONE_TASK_RECORDS:
+    elif records <= (_ONE_RESIDENT_RECORDS if can_stay else ONE_TASK_RECORDS):
         wanted = 1
     elif records <= _TWO_TASK_RECORDS:
         wanted = min(2, partitions)

@@ -62,12 +62,14 @@ class WorkerProcess:
         return self._spout
 
     def get_ready(self) -> None:
-        """Open the emitter before there is a batch to read. If that fails, the first batch tries again, and
-        reports it."""
+        """Open the emitter and import what the bolts need, before there is a batch. If that fails, the first
+        batch tries again, and reports it."""
         try:
             self.spout()
+            for bolt in self.plan.bolts:
+                bolt.create()
         except Exception:
-            log.info("the emitter of %r could not be opened yet", self.plan.spout_id, exc_info=True)
+            log.info("topology %r could not be made ready yet", self.plan.topology_id, exc_info=True)
 
     def resource(self, spec: BoltSpec, bolt: Bolt) -> Any:
         """What `prepare_worker` has opened for this component in this process, None if the class of `bolt`

@@ -37,7 +37,7 @@ from txstream.api.errors import BatchFailedError
 from txstream.backoff import Backoff
 from txstream.engine.batch.messages import Element, WorkOrder
 from txstream.engine.batch.worker import run_first_stage
-from txstream.engine.batch.worker_process import worker_process
+from txstream.engine.batch.worker_process import close_worker_process, worker_process
 from txstream.engine.spark.executor import shipped_plan
 from txstream.engine.spark.jobs import JobProperties, collect
 from txstream.engine.spark.master import Master
@@ -433,9 +433,10 @@ def _stay(
     key: bytes,
     number: int,
     life: int,
-    _: Iterable[int],
+    numbers: Iterable[int],
 ) -> Iterator[Element]:
     """Take orders until the driver ends the connection, or is gone."""
+    list(numbers)  # PySpark ends a worker process when a task leaves input unread
     try:
         peer = socket.create_connection(address, _HANDSHAKE_SECONDS)
     except OSError as error:
@@ -458,6 +459,7 @@ def _stay(
                 for _target, element in elements:
                     connection.send_bytes(element)
         except (EOFError, ConnectionError):
+            close_worker_process()  # the process stays, for other Spark tasks
             return iter(())
 
 
