@@ -323,6 +323,8 @@ class LetterWorld(MutableWorld):
     def __post_init__(self) -> None:
         self.is_repaired = self.is_last_asked = False
         self.is_lifted = not self.refuses
+        # How many drivers there were then. Each of them may have met a refusal, and hear of it late.
+        self.lifted_at = 0
         super().__post_init__()
 
     @property
@@ -345,7 +347,7 @@ class LetterWorld(MutableWorld):
     def may_end(self, driver: SimulatedDriver) -> bool:
         """Return whether a refused value may end a driver: one of a batch that a database may have counted,
         when nothing may undo that. Nothing is half-written then."""
-        if self.semantics is not Semantics.TRANSACTIONAL or self.is_lifted:
+        if self.semantics is not Semantics.TRANSACTIONAL or self._is_spared(driver):
             return False
         had_faults = self.has_faults
         with self._without_faults():
@@ -354,9 +356,12 @@ class LetterWorld(MutableWorld):
             self._lift()
         return self.wrong is None
 
+    def _is_spared(self, driver: SimulatedDriver) -> bool:
+        return self.is_lifted and driver in self.drivers[self.lifted_at :]
+
     def _lift(self) -> None:
         self.note("the database takes what it has refused")
-        self.is_lifted = True
+        self.is_lifted, self.lifted_at = True, len(self.drivers)
 
     def _step(self) -> None:
         if not self.is_repaired and self.happens("repaired"):
