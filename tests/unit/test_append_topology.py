@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from txstream import (
+    BasicBolt,
     DeadLetters,
     MemorySpout,
     NonTransactionalSpout,
     OpaqueSpout,
+    OutputCollector,
     SqlAppendBolt,
     SqlState,
     SqlStateBolt,
@@ -21,6 +23,7 @@ from txstream import (
     Sum,
     TransactionalSpout,
     TransactionalTopologyBuilder,
+    Tuple,
 )
 from txstream.api.errors import StateValueError, TopologyError
 from txstream.fault_points import Point
@@ -98,6 +101,50 @@ def test_a_second_row_of_a_key_ends_the_run_and_names_both(tmp_path: Path) -> No
     ):
         test.run()
     assert stored(tmp_path / "s.db", "customer, amount, txid", "last") == [("c0", 0, 1), ("c1", 1, 1)]
+
+
+class Leaves(BasicBolt):
+    """Leaves customers out."""
+
+    output = FIELDS
+
+    def __init__(self, customers: str) -> None:
+        self.customers = customers
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        if tup["customer"] not in self.customers:
+            collector.emit(tup.values)
+
+
+@pytest.mark.parametrize("name", SPOUTS)
+def test_of_a_refused_batch_another_executors_rows_stay_until_the_next_attempt(
+    name: str, tmp_path: Path
+) -> None:
+    table = SqlTable("last", "amount bigint", key="customer string")
+    rows = [("orders", 0, offset, customer, offset) for offset, customer in enumerate("zyxwzabc")]
+    path = tmp_path / "s.db"
+
+    def built(leaves: str) -> Any:
+        builder = TransactionalTopologyBuilder("append", "orders", SPOUTS[name](source), commit="executors")
+        builder.set_bolt("leaves", Leaves(leaves)).shuffle_grouping("orders")
+        builder.set_bolt("store", SqlAppendBolt(table), 2).shuffle_grouping("leaves")
+        return builder.build()
+
+    with (
+        MemorySpout(FIELDS, {"p0": rows}, max_records_per_partition=4) as source,
+        TopologyTest(built(""), database=f"sqlite:///{path}") as test,
+    ):
+        with pytest.raises(StateValueError, match=r"key customer='z' is there since txid 1"):
+            test.run()
+        first = [("w", 3, 1), ("x", 2, 1), ("y", 1, 1), ("z", 0, 1)]
+        assert stored(path, "customer, amount, txid", "last") == [("a", 5, 2), ("b", 6, 2), *first]
+        ledger = stored(path, "txid, status, 0", "txstream_batch")
+        assert ledger == [(1, "committed", 0), (2, "committing", 0)]
+        test.restart(built("za"))
+        test.run()
+    undone = [("b", 6, 2), ("c", 7, 2)]
+    kept = undone if name == "opaque" else [("a", 5, 2), *undone]
+    assert stored(path, "customer, amount, txid", "last") == [*kept, *first]
 
 
 @pytest.mark.parametrize("name", SPOUTS)

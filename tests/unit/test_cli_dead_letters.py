@@ -239,15 +239,23 @@ def test_status_says_how_many_are_dead(
         return capsys.readouterr().out
 
     assert "dead       2 records left out; `txstream dead-letters list words` says why\n" in told()
-    assert json.loads(told("--json"))["dead_letters"] == 2
-    retried(bad, [(1, 8), (1, 9)], 3)
-    assert "left out" not in told()
     document: dict[str, Any] = json.loads(told("--json"))
-    assert document["dead_letters"] == 0
+    assert (document["dead_letters"], document["late_records"]) == (2, 0)
+    late = [replace(letter(at), exception="LateRecordError") for at in (11, 12, 13)]
+    write(bad, 2, late)
+    retried(bad, [(2, 11)], 3)
+    assert "dead       4 records left out, 2 of them late; `txstream dead-letters list words` sa" in told()
+    document = json.loads(told("--json"))
+    assert (document["dead_letters"], document["late_records"]) == (4, 2)
+    retried(bad, [(1, 8), (1, 9), (2, 12), (2, 13)], 3)
+    assert "left out" not in told()
+    document = json.loads(told("--json"))
+    assert (document["dead_letters"], document["late_records"]) == (0, 0)
     monkeypatch.setattr(
         "txstream.inspect.databases.databases_of", lambda _: [f"sqlite:///{bad.topology}.gone.db"]
     )
-    assert json.loads(told("--json"))["dead_letters"] is None, "what was not looked at is not known"
+    document = json.loads(told("--json"))
+    assert document["dead_letters"] is document["late_records"] is None, "what was not looked at is not known"
 
 
 def at(rig: Rig) -> Settings:

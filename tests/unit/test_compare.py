@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.simulated import Guesses, counts
@@ -29,6 +30,7 @@ from txstream import (
 from txstream.api.errors import BatchFailedError, PartitionUnavailableError
 from txstream.api.spouts import Unavailable
 from txstream.batch_metas import BatchMetas
+from txstream.cli.compare import _topologies
 from txstream.compare.report import (
     Column,
     Tables,
@@ -167,6 +169,14 @@ def test_a_topology_has_an_id_and_tables_of_its_own_and_the_given_one_stays_as_i
     assert [use.state.table for use in under_own_names(accounts.topology(), "a", "cmp_").map_states] == [
         f"cmp_{use.state.table}" for use in accounts.topology().map_states
     ]
+
+
+def test_a_table_with_keep_is_refused() -> None:
+    given: Any = SimpleNamespace(
+        target="support.kept_orders:topology", parameters=["topic=orders", "keep=90d"]
+    )
+    with pytest.raises(UsageError, match=r"table 'orders' has keep,.*compare the topology without keep"):
+        _topologies(given)
 
 
 def test_all_runs_end_at_the_same_place_however_the_log_grows() -> None:

@@ -122,6 +122,12 @@ class TestDeadLetterRows:
         undo(rig, 9)
         assert kept(rig) == [(5, 7, "dead"), (5, 8, "dead")]
 
+    def test_late_ones_are_counted_as_long_as_they_are_dead(self, rig: Rig) -> None:
+        write(rig, 5, [letter(7), *(replace(letter(at), exception="LateRecordError") for at in (8, 9, 10))])
+        retried(rig, [(5, 9)], 9)
+        assert rig.database.late_letters(rig.topology) == 2
+        assert rig.database.late_letters("other") == 0
+
     def test_a_record_is_not_retried_twice(self, rig: Rig) -> None:
         write(rig, 5, [letter(7), letter(8)])
         retried(rig, [(5, 7)], 9)

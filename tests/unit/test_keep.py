@@ -14,6 +14,7 @@ from txstream import (
     BasicBolt,
     BatchBolt,
     Count,
+    DataFrameBolt,
     DeadLetters,
     MemorySpout,
     OpaqueSpout,
@@ -92,6 +93,8 @@ def test_what_expires_is_removed_and_what_is_late_is_a_dead_letter(
             for offset in (8, 9):  # what one commit calls late, the next one removes
                 source.append("rows/0", row(offset, 1))
                 test.run()
+                if offset == 8:
+                    assert sorted(key[2] for key in test.table("orders")) == [*there, 8]
             assert sorted(key[2] for key in test.table("orders")) == [0, 4, 7, 8, 9]
             assert test.table("days") == {(row(0, 1)[4], "a"): 4, (row(0, 3)[4], "a"): 1}
             source.append("rows/0", row(10, 89))
@@ -344,6 +347,51 @@ def test_a_topology_that_cannot_set_late_records_aside_is_refused() -> None:
     own.states = {"s": SqlState("s", "at timestamp", "n bigint", keep="1d")}
     with pytest.raises(TopologyError, match=r"state 's'.*where no late record can be set aside"):
         _build(bolt=own, dead_letters=DeadLetters())
+
+
+class Times(BatchBolt):
+    output = "at timestamp"
+
+    def execute(self, tup: Tuple) -> None:
+        pytest.fail("not run here")
+
+
+class Frame(DataFrameBolt):
+    output = "at timestamp"
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["directly", "with a bolt between"])
+@pytest.mark.parametrize(
+    ("bolt", "is_committer", "words"),
+    [
+        (Times, True, "is filled in the commit phase, where no late record can be set aside; fill it before"),
+        (Frame, False, "is filled from a DataFrameBolt.*; fill it from a bolt in Python"),
+    ],
+    ids=["a committer", "a DataFrame bolt"],
+)
+def test_a_table_with_keep_is_refused_below(bolt: Any, is_committer: bool, words: str, between: bool) -> None:
+    with MemorySpout(FIELDS, {"rows/0": []}) as source:
+        builder = TransactionalTopologyBuilder("t", "rows", OpaqueSpout(source), dead_letters=DeadLetters())
+        add = builder.set_committer_bolt if is_committer else builder.set_bolt
+        add("above", bolt()).shuffle_grouping("rows")
+        if between:
+            builder.set_bolt("between", Times()).shuffle_grouping("above")
+        days = SqlState("days", key="at timestamp", value="n bigint", keep="90d")
+        store = builder.set_bolt("days", SqlStateBolt(days, n=Count()))
+        store.shuffle_grouping("between" if between else "above")
+        with pytest.raises(TopologyError, match=f"'days': table 'days' has keep='90d', but it {words}"):
+            builder.build()
+
+
+def test_tables_of_one_name_in_two_databases_are_refused() -> None:
+    """Horizons go by the table's name."""
+    with MemorySpout(FIELDS, {"rows/0": []}) as source:
+        builder = TransactionalTopologyBuilder("t", "rows", OpaqueSpout(source), dead_letters=DeadLetters())
+        for url in ("sqlite:///one.db", "sqlite:///two.db"):
+            table = SqlTable("orders", "at timestamp", keep="90d", url=url)
+            builder.set_bolt(url[-6:-3], SqlAppendBolt(table)).shuffle_grouping("rows")
+        with pytest.raises(TopologyError, match="another database has a table with keep of the same name"):
+            builder.build()
 
 
 def test_a_store_that_removes_nothing_is_refused() -> None:

@@ -352,6 +352,14 @@ def test_a_secret_in_an_option_is_hidden_wherever_the_url_is_shown(name: str) ->
         assert "geheim" not in str(told.value)
 
 
+def test_where_the_password_is_kept_is_shown() -> None:
+    url = "postgresql://me@host/x?passfile=%2Fetc%2Fpgpass&sslpassword=geheim"
+    found = urls.shown(url)
+    assert "passfile=%2Fetc%2Fpgpass" in found
+    assert urls.place_of(found) == urls.place_of(url)
+    assert "geheim" not in found
+
+
 def test_a_url_without_its_secret_is_not_tried(tmp_path: Path) -> None:
     settings = Settings(
         database=f"sqlite:///{tmp_path}/none.db",

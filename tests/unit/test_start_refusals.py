@@ -23,8 +23,11 @@ from txstream.api.errors import (
     StateTableError,
 )
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.cli.context import Cli
+from txstream.cli.run import shown_progress
 from txstream.engine.start import run_services as module
 from txstream.engine.start.run_services import RunServices
+from txstream.report import RunProgress
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import TopologyTest
@@ -92,6 +95,19 @@ def test_a_start_that_fails_before_does_not_start_spark(services: RunServices, e
         services.lead(NOTHING, PLAN)
         raise SchemaError("no such topic")
     assert not engine.begun.is_set()
+
+
+def test_what_a_standby_waits_for_is_said_once(
+    services: Any, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a terminal, lines of progress say the state."""
+    said, now = "topology 'word-count' was run by one:7, which has ended; then this run takes over", [0.0]
+    services._stands_by(said)
+    with shown_progress(Cli(), lambda: now[0]) as show:
+        now[0] = 60.0
+        show(RunProgress("word-count", 0, {}, 0, 0, 0, 60.0, services.state, None))
+    assert caplog.messages == [said]
+    assert capsys.readouterr().err == "word-count: waiting to take over\n"
 
 
 def test_a_run_that_is_stopped_while_spark_starts_is_no_failure_of_spark(

@@ -115,6 +115,7 @@ class TestFramework:
         reads: list[Callable[[], Any]] = [
             lambda: database.dead_letters("words"),
             lambda: database.dead_letter_counts("words"),
+            lambda: database.late_letters("words"),
         ]
         if revision < "0003":
             reads += [

@@ -12,10 +12,16 @@ from guards.commit import COMMIT
 from guards.dead_letters import DEAD_LETTERS
 from guards.guard import Guard as Guard
 from guards.holes import HOLES
-from guards.hunt import ChangeHunt as ChangeHunt, Hunt as Hunt, LetterHunt as LetterHunt
+from guards.hunt import (
+    ChangeHunt as ChangeHunt,
+    Hunt as Hunt,
+    KeepHunt as KeepHunt,
+    LetterHunt as LetterHunt,
+)
+from guards.keep import KEEP
 from guards.locks import LOCKS
 from guards.simulated import SIMULATED
 from guards.start import START
 from guards.values import VALUE_RULES
 
-GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED, *DEAD_LETTERS)
+GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED, *DEAD_LETTERS, *KEEP)

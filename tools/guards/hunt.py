@@ -70,6 +70,10 @@ class LetterHunt(Hunt):
     """A hunt in histories of a topology with dead letters."""
 
 
+class KeepHunt(Hunt):
+    """A hunt in histories of tables with `keep`, on machines whose clocks differ."""
+
+
 def refused_by_the_next_commit(*hunts: Hunt) -> tuple[Hunt, ...]:
     """Return hunts that end in a refusal, and the same ones without that guard, for which the result is
     wrong."""

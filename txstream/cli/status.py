@@ -210,8 +210,9 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         if last.error:
             lines["last error"] = escaped(last.error)
     if stands.dead_letters:
+        late = f", {stands.late_records:,} of them late" if stands.late_records else ""
         lines["dead"] = (
-            f"{counted(stands.dead_letters, 'record')} left out; "
+            f"{counted(stands.dead_letters, 'record')} left out{late}; "
             f"`txstream dead-letters list {topology_id}` says why"
         )
     if found.failing is not None:

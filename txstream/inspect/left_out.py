@@ -107,6 +107,11 @@ def number_dead(topology_id: str, databases: Iterable[StateBackend]) -> int:
     return sum(number for (_, status), number in _counts(topology_id, databases) if status == DEAD)
 
 
+def number_late(topology_id: str, databases: Iterable[StateBackend]) -> int:
+    """Return how many of these are late records, for a row older than its table keeps rows."""
+    return sum(database.late_letters(topology_id) for database in databases)
+
+
 def _counts(topology_id: str, databases: Iterable[StateBackend]) -> Sequence[tuple[tuple[Txid, str], int]]:
     return [item for database in databases for item in database.dead_letter_counts(topology_id).items()]
 

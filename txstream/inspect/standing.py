@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from txstream.inspect.databases import Databases, is_tracked, open_databases
 from txstream.inspect.json_documents import document, entry_document, failing_document
 from txstream.inspect.ledgers import entry
-from txstream.inspect.left_out import number_dead
+from txstream.inspect.left_out import number_dead, number_late
 from txstream.inspect.overview import look, status_of
 from txstream.inspect.source import SourceNow, begin_to_ask
 
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`dead_letters` is None if a database could not be looked at: nobody knows, then."""
+    """`dead_letters`, and how many of them are `late_records`, are None if a database could not be looked at:
+    nobody knows, then."""
 
     status: TopologyStatus
     snapshot: Snapshot
     source: SourceNow
     dead_letters: int | None
+    late_records: int | None
     missing: tuple[MissingDatabase, ...]
 
     @property
@@ -52,9 +54,12 @@ def standing_of(settings: Settings, topology_id: str, zookeeper: ZooKeeper) -> S
         if not is_tracked(zookeeper, topology_id):
             databases = stack.enter_context(open_databases(settings, topology_id))
         snapshot = look(zookeeper, topology_id, databases.opened)
-        dead = None if databases.missing else number_dead(topology_id, databases.opened)
+        dead = late = None
+        if not databases.missing:
+            dead = number_dead(topology_id, databases.opened)
+            late = number_late(topology_id, databases.opened) if dead else 0
         status = status_of(settings, snapshot, zookeeper.standbys(topology_id))
-    return Standing(status, snapshot, source(), dead, tuple(databases.missing))
+    return Standing(status, snapshot, source(), dead, late, tuple(databases.missing))
 
 
 def standing_document(found: Standing) -> dict[str, Any]:
@@ -83,6 +88,7 @@ def standing_document(found: Standing) -> dict[str, Any]:
         "lag_records": found.source.lag_records,
         "unavailable": dict(found.source.unavailable),
         "dead_letters": found.dead_letters,
+        "late_records": found.late_records,
         "failing": None if status.failing is None else failing_document(status.failing),
         "waiting": document(status.waiting),
         "trees": status.trees,

@@ -22,7 +22,7 @@ from txstream.api.errors import StateTableError, UsageError
 from txstream.dead_letters import LetterKey
 from txstream.semantics import Semantics
 from txstream.state.commit_protocol import StateTransaction, TopologyStates
-from txstream.state.dead_letters import StoredDeadLetter
+from txstream.state.dead_letters import DEAD, StoredDeadLetter
 from txstream.state.reading import StateReading
 from txstream.state.records import BatchRecord, FenceRow, TableSpec, TopologyLife
 from txstream.transaction import AttemptId, Txid
@@ -213,13 +213,19 @@ class StateBackend(ABC):
     ) -> list[StoredDeadLetter]:
         """Return a topology's dead letters, those of all its lives, the oldest batch first; with `key` only
         that one. Without `whole`, they lack key, value, headers and traceback, which may be large. Optional,
-        as the two methods below: the defaults are for a store that keeps none.
+        as the three methods below: the defaults are for a store that keeps none.
         """
         return []
 
     def dead_letter_counts(self, topology: str) -> dict[tuple[Txid, str], int]:
         """Return the number of a topology's dead letters by the txid that left them out and by status."""
         return {}
+
+    def late_letters(self, topology: str) -> int:
+        """Return how many of a topology's dead letters are late records, and dead as yet. The default reads
+        all dead letters."""
+        found = self.dead_letters(topology, whole=False)
+        return sum(one.status == DEAD and one.letter.is_late for one in found)
 
     def drop_dead_letters(self, topology: str, keys: Sequence[LetterKey]) -> int:
         """Delete dead letters, because an operator no longer wants them. Returns how many there were."""

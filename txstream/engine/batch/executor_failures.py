@@ -67,9 +67,7 @@ class Failure:
         )
         # Others' messages hold no data: txstream wrote them, or they say why a partition cannot be read.
         if kind in (errors.BoltError, errors.BatchFailedError, errors.TupleError):
-            raised.without_data = (
-                f"component {self.component!r}: {self.kind}; the run's output has the message"
-            )
+            raised.without_data = f"component {self.component!r}: {self.kind}"
         raised.record = self.record
         if self.row is not None and isinstance(raised, errors.StateValueError):
             raised.of_row(*self.row)

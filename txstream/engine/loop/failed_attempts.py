@@ -24,6 +24,7 @@ from txstream.engine.loop.retry_policy import (
     judge,
     may_be_a_record,
     reason_of,
+    reason_without_data,
 )
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Lane
@@ -56,6 +57,8 @@ class FailedAttempts:
         self.time = AttemptTime(topology.message_timeout_seconds, warm_up_seconds)
         self._batches = batches
         self._topology = topology
+        # What fails then is kept as a dead letter, and nowhere else.
+        self._hides_data = topology.dead_letters is not None
         self._store = store
         self._unreadable = unreadable
         self._operators = operators
@@ -87,7 +90,8 @@ class FailedAttempts:
             self._verify_leader(attempt, error)
             return
         if not self._batches.is_active(attempt):
-            log.debug("ignoring the failure of superseded %s: %s", attempt, error)
+            why = self._told(error) if self._hides_data else error
+            log.debug("ignoring the failure of superseded %s: %s", attempt, why)
             return
         if isinstance(error, (PartitionUnavailableError, ServiceUnavailableError)):
             if_leading(self._batches, self._store, lambda: self._judge(attempt, error, is_writing=is_writing))
@@ -105,12 +109,12 @@ class FailedAttempts:
             return
         self.time.ended(error)
         coordinator, statistics = self._batches.coordinator, self._statistics
-        failures = self._of_txid.setdefault(attempt.txid, TxidFailures())
+        failures = self._of_txid.setdefault(attempt.txid, TxidFailures(self._hides_data))
         held = coordinator.metas(attempt.txid)
         error = failures.with_advice(error, planned_records(held))
         failures.add(error, attempt, held, is_writing=is_writing)
         statistics.failed_attempts += 1
-        times = count_reason(statistics.failure_reasons, reason_of(error))
+        times = count_reason(statistics.failure_reasons, self._told(error))
         reasons = dict(failures.reasons)
         self._operators.failed(FailingBatch(attempt.txid, attempt.attempt, datetime.now(UTC), reasons))
         if failures.bugs >= self._topology.max_attempts:
@@ -129,6 +133,10 @@ class FailedAttempts:
         if getattr(error, "wrote_nothing", False):
             coordinator.wrote_nothing(attempt)
         self._batches.carry_out(coordinator.fail(attempt, type(error).__name__))
+
+    def _told(self, error: BaseException) -> str:
+        """Return why an attempt failed, as this run may tell it."""
+        return reason_without_data(error, is_output=True) if self._hides_data else reason_of(error)
 
     def isolates(self, attempt: TransactionAttempt) -> bool:
         """Return whether the attempt looks for records at which its batch fails, to leave them out."""

@@ -24,7 +24,7 @@ from txstream.batch_metas import BatchMetas, alone_in, halves, is_left, only, on
 from txstream.dead_letters import DeadLetters, Excluded
 from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.sizing import planned_records
-from txstream.engine.loop.retry_policy import may_be_a_record, shortened
+from txstream.engine.loop.retry_policy import may_be_a_record, reason_without_data, shortened
 from txstream.transaction import TransactionAttempt, Txid
 
 T = TypeVar("T")
@@ -248,7 +248,8 @@ class _Search(Generic[T]):
                 isolation._unfinished.discard(txid)
             if not may_be_a_record(error) and not is_hanging:
                 raise
-            log.info("%s: workers could not look for records: %s", self._attempt, error)
+            why = reason_without_data(error, is_output=True)
+            log.info("%s: workers could not look for records: %s", self._attempt, why)
         else:
             isolation._unfinished.discard(txid)
         return found

@@ -102,14 +102,15 @@ def reason_of(error: BaseException | str) -> str:
     return shortened(_OF_ONE_ATTEMPT.sub("", text))
 
 
-def reason_without_data(error: BaseException) -> str:
+def reason_without_data(error: BaseException, *, is_output: bool = False) -> str:
     """As `reason_of`, for ZooKeeper, which is no place for data. User code's errors, whose messages may hold
-    anything, are given by kind and place only."""
-    if isinstance(error, TxstreamError) and error.without_data:
-        return error.without_data
-    if isinstance(error, (BatchFailedError, ServiceUnavailableError)):
+    anything, are given by kind and place only. `is_output`: the run's output says no more either."""
+    told = getattr(error, "without_data", None)
+    if not told and isinstance(error, (BatchFailedError, ServiceUnavailableError)):
         return reason_of(error)
-    return f"{type(error).__name__}; the run's output has the message"
+    component = getattr(error, "component", None)
+    told = told or f"component {component!r}: " * bool(component) + type(error).__name__
+    return told if is_output else f"{told}; the run's output has the message"
 
 
 def count_reason(reasons: Counter[str], reason: str, times: int = 1) -> int:
@@ -130,8 +131,9 @@ class TxidFailures:
     """How often a txid has failed in this run. `last` has its latest failures and what those attempts held;
     `reasons` is for ZooKeeper; `timeouts` counts timeouts in a row. `by_records`: it failed in a way that a
     record can cause; `in_commit`: while its states were written. `by_service`: it failed last because a
-    service was away."""
+    service was away. `hides_data`: of its failures nothing is told or kept that a record may hold."""
 
+    hides_data: bool = False
     attempts: int = 0
     bugs: int = 0
     late: int = 0
@@ -162,8 +164,10 @@ class TxidFailures:
             self.by_records = True
             self.in_commit = self.in_commit or is_writing
         self.timeouts = self.timeouts + 1 if isinstance(error, BatchTimeoutError) else 0
-        self.last_error = storable(str(error))
-        count_reason(self.reasons, reason_without_data(error))
+        self.last_error = (
+            reason_without_data(error, is_output=True) if self.hides_data else storable(str(error))
+        )
+        count_reason(self.reasons, reason_without_data(error, is_output=self.hides_data))
         if attempt is not None:
             failed_at = datetime.now(UTC).isoformat(timespec="milliseconds")
             document = {
@@ -172,7 +176,8 @@ class TxidFailures:
                 "failed_at": failed_at,
             }
             notes = getattr(error, "__notes__", ())
-            if notes and getattr(error, "component", None):  # of an executor: the user code's traceback
+            # Of an executor: the user code's traceback, which ends with the message.
+            if notes and getattr(error, "component", None) and not self.hides_data:
                 document["traceback"] = storable(notes[0][-_LONGEST_TRACEBACK:])
             self.last.append((document, held or BatchMetas()))
 

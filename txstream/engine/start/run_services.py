@@ -249,7 +249,7 @@ class RunServices:
         return self.workers.is_interrupted
 
     def _stands_by(self, message: str) -> None:
-        self.state = message
+        self.state = "waiting to take over"
         self._warn(message)
 
     def _warn(self, message: str) -> None:

@@ -364,6 +364,9 @@ class StateDatabase(StateBackend):
             "the dead letters", lambda connection: dead_letters.counts(connection, topology), {}
         )
 
+    def late_letters(self, topology: str) -> int:
+        return self._read("the dead letters", lambda connection: dead_letters.late(connection, topology), 0)
+
     def drop_dead_letters(self, topology: str, keys: Sequence[LetterKey]) -> int:
         with self.sessions.writing(f"dropping dead letters of topology {topology!r}") as (connection, _):
             return dead_letters.drop(connection, topology, keys)

@@ -26,6 +26,7 @@ from sqlalchemy import (
     update,
 )
 
+from txstream.api.errors import LateRecordError
 from txstream.dead_letters import DeadLetter, LetterKey
 from txstream.state.dead_letters import DEAD, StoredDeadLetter, cleaned, not_dead, place_of, retried_in
 from txstream.state.sql.framework_tables import dead_letter
@@ -96,6 +97,13 @@ def counts(connection: Connection, topology: str) -> dict[tuple[Txid, str], int]
     by = dead_letter.c.txid, dead_letter.c.status
     query = select(*by, func.count()).where(dead_letter.c.topology == topology).group_by(*by)
     return {(Txid(txid), status): number for txid, status, number in connection.execute(query)}
+
+
+def late(connection: Connection, topology: str) -> int:
+    """Return how many of a topology's rows are late records, and dead as yet."""
+    is_late = and_(dead_letter.c.status == DEAD, dead_letter.c.exception == LateRecordError.__name__)
+    query = select(func.count()).where(dead_letter.c.topology == topology, is_late)
+    return int(connection.execute(query).scalar_one())
 
 
 def drop(connection: Connection, topology: str, keys: Sequence[LetterKey]) -> int:

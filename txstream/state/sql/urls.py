@@ -59,7 +59,7 @@ SQL_SCHEMES = frozenset(name.partition("+")[0] for name in _KINDS)
 """The schemes of SQL databases' URLs, without `+driver`."""
 
 EXAMPLES = "sqlite:///state.db, postgresql://user@host/name or mysql://user@host/name"
-_SECRET = re.compile("pass|pwd|secret|token|key", re.IGNORECASE)  # in the name of an option
+_SECRET = re.compile("pass(?!file)|pwd|secret|token|key", re.IGNORECASE)  # in the name of an option
 _HIDDEN = "***"
 
 
