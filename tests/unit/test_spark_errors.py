@@ -95,6 +95,7 @@ def trace_of(raised: TxstreamError) -> str:
 def test_errors_of_ours_come_back_as_what_they_were() -> None:
     error = told(trace_of(BatchFailedError("not now")), "price")
     assert type(error) is BatchFailedError
+    assert error.without_data == "component 'price': BatchFailedError"
     assert str(error) == "txid 3 attempt 1.1, component 'price': not now"
 
 

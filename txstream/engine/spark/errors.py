@@ -47,6 +47,8 @@ def spark_error(
         raised = kind(message)
     else:
         raised = _of(kind(f"{who}: {message}"), message, dataframes)
+    if kind is errors.BatchFailedError:  # the words are the bolt's
+        raised.without_data = f"{_named(dataframes)}{kind.__name__}"
     raised.add_note(details)
     return raised
 
@@ -59,9 +61,11 @@ def _of(error: errors.TxstreamError, words: str, dataframes: Sequence[str]) -> e
 
 
 def _who(attempt: TransactionAttempt, dataframes: Sequence[str]) -> str:
-    if not dataframes:
-        return str(attempt)
-    return f"{attempt}, component {' or '.join(map(repr, dataframes))}"
+    return f"{attempt}, {_named(dataframes)}".removesuffix(": ").removesuffix(", ")
+
+
+def _named(dataframes: Sequence[str]) -> str:
+    return f"component {' or '.join(map(repr, dataframes))}: " if dataframes else ""
 
 
 def _missing_module(text: str) -> str | None:
