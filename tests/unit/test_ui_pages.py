@@ -166,7 +166,7 @@ def test_a_pause_is_a_pause_and_not_a_wait_for_its_end() -> None:
     pause = Wait("`txstream resume words`", NOON, "paused by ann@host", "since 12:00")
     away = Wait(f"partition {AWAY}", NOON, "txid 31 must hold the same", "gone")
 
-    def state(*waiting: Wait, paused: object = object()) -> tuple[str, list[str]]:
+    def state(*waiting: Wait, paused: object = object()) -> tuple[str, list[Wait]]:
         found: Any = SimpleNamespace(
             status=SimpleNamespace(leader="a", waiting=waiting, failing=None),
             snapshot=SimpleNamespace(in_force=SimpleNamespace(paused=paused)),
@@ -174,8 +174,8 @@ def test_a_pause_is_a_pause_and_not_a_wait_for_its_end() -> None:
         return views.state_of(found), views._waits(found)
 
     assert state(pause) == ("paused", [])
-    assert state(pause, away) == ("waiting", [str(away)])
-    assert state(away, paused=None) == ("waiting", [str(away)])
+    assert state(pause, away) == ("waiting", [away])
+    assert state(away, paused=None) == ("waiting", [away])
 
 
 def test_a_tracked_topology_shows_its_trees(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,6 +298,34 @@ def test_source_has_the_lag_of_each_partition(served: Served, monkeypatch: pytes
     monkeypatch.setattr(standing, "begin_to_ask", lambda *_: lambda: now)
     found = served.json("/api/topologies/words/source")["partitions"]
     assert [(one["partition"], one["lag_records"]) for one in found] == [("lines/1", 7), ("lines/0", 2)]
+
+
+def test_source_says_what_waits_and_since_when(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert served.json("/api/topologies/words/source")["waiting"] == []
+    waits = [Wait("partitions lines/0, 1", NOON, "no other can be read", "no broker answers")]
+    served.store.notes.put(WAITING, waits)
+    served.forget()
+    (told,) = served.json("/api/topologies/words/source")["waiting"]
+    assert (told["what"], told["since"]) == ("partitions lines/0, 1", "2026-01-02T12:00:00+00:00")
+    since = f"{NOON.astimezone():%Y-%m-%d %H:%M:%S}"
+    text = served.get("/topologies/words/source")
+    assert (
+        f"Waiting for partitions lines/0, 1 since {since} (no other can be read): no broker answers." in text
+    )
+
+
+def test_a_partition_that_was_away_before_the_batches_that_are_looked_at_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = filled(tmp_path, 0)
+    for txid in range(1, 60):
+        away = {AWAY: "gone"} if txid > 5 else {}
+        parts = {"lines/0": {"start": 0, "end": 1}}
+        rig.commit(txid, {"a": 1}, metas={"partitions": parts, "unavailable": away})
+    served = Served(rig, monkeypatch)
+    first, *_ = served.json("/api/topologies/words/source")["partitions"]
+    assert (first["away"]["txid"], first["away"]["or_before"]) == (20, True)
+    assert "txid 20</a> or before)" in served.get("/topologies/words/source")
 
 
 def test_trust_has_fences_and_the_fsck_that_was_asked_for(served: Served) -> None:
