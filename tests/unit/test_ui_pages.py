@@ -197,6 +197,17 @@ def test_a_tracked_topology_shows_its_trees(ledger: Rig, monkeypatch: pytest.Mon
     answers = {view: served.client.get(f"/topologies/orders{view}").status_code for view in VIEWS}
     assert {view for view, status in answers.items() if status == 200} >= {"", "/source", "/trust", "/graph"}
     assert max(answers.values()) < 500
+    for view in ("", "/graph", "/timeline"):  # the last one answers that there is none
+        menu = served.client.get(f"/topologies/orders{view}", headers={"accept": "text/html"}).text
+        assert re.findall('href="/topologies/orders([^"]*)"', menu.split("</nav>")[0]) == [
+            "",
+            "/trust",
+            "/graph",
+        ]
+    assert served.get("/topologies/words").split("</nav>")[0].count('href="/topologies/words') == 7
+    served.away = True
+    served.forget()
+    assert served.get("/topologies/orders", 503).split("</nav>")[0].count('href="/topologies/orders') == 7
 
 
 def test_the_timeline_has_attempts_outage_and_pages(served: Served) -> None:
