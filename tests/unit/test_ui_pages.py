@@ -8,7 +8,8 @@ import sqlite3
 import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from txstream.cli.main import main
 from txstream.cli.ui import metrics_of
 from txstream.compare import kept
 from txstream.failing_batch import FailingBatch, Wait
-from txstream.inspect import overview, standing
+from txstream.inspect import Batch, LedgerEntry, overview, standing
 from txstream.inspect.source import SourceNow
 from txstream.placement import Assignment, EdgeTuples, TaskPlace
 from txstream.semantics import Semantics
@@ -33,6 +34,7 @@ from txstream.settings import Settings
 from txstream.state import StateDatabase
 from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.ui import site as site_module, views
+from txstream.ui.timeline import seconds_of
 from txstream.zookeeper import ASSIGNMENT, EDGES, FAILING, TREES, WAITING, Identity, Kind, MemoryProgress
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -220,6 +222,18 @@ def test_the_timeline_has_attempts_outage_and_pages(served: Served) -> None:
     newest = served.get("/topologies/words/timeline?limit=10")
     assert 'href="/topologies/words/timeline?before=21&amp;limit=10"' in newest
     assert "newer →" not in newest
+
+
+def test_the_bar_of_a_txid_has_the_seconds_of_its_commit() -> None:
+    details = {"timings": {"plan": 0.25, "job": 1.0, "begin": 0.125, "write": 0.25}}
+    processed = NOON + timedelta(seconds=1)
+    committed = processed + timedelta(seconds=2)
+    given: Any = ("db", "u", 1, Semantics.OPAQUE, "committed", 7, 2, NOON, processed, committed, None, {})
+    row = replace(LedgerEntry(*given), details=details)
+    batch = Batch(Txid(1), "committed", (row,))
+    assert seconds_of(batch) == {"plan": 0.25, "process": 1.0, "wait": 1.625, "commit": 0.375}
+    told = replace(batch, in_commit={"commit": 0.5, "advance": 0.125})
+    assert seconds_of(told) == {"plan": 0.25, "process": 1.0, "wait": 1.5, "commit": 0.625}
 
 
 def test_a_batch_says_who_took_up_what_it_left_out(served: Served) -> None:
