@@ -526,6 +526,8 @@ def test_an_action_is_asked_once_and_goes_through_the_queue(
     *_, request = served.zookeeper.requests("words").read().waiting
     assert (request.kind, dict(request.body)) == (Kind.RETRY, {"components": ["parse"]})
     assert served.get("/topologies/words/ask/dance", 404)
+    asked = served.get("/topologies/words/ask/retry?component=parse")
+    assert "Only those of parse, whatever their exception." in asked, "the button stands beside one exception"
 
 
 def test_code_that_is_not_known_is_told(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
