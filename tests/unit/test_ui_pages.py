@@ -224,6 +224,24 @@ def test_the_timeline_has_attempts_outage_and_pages(served: Served) -> None:
     assert "newer →" not in newest
 
 
+def test_a_takeover_between_two_pages_of_the_timeline_is_on_the_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = filled(tmp_path, 0)
+    for txid in range(1, 21):
+        rig.epoch = 1 if txid <= 10 else 2
+        rig.commit(txid, {"a": 1})
+    served = Served(rig, monkeypatch)
+    assert "epoch 2 leads" in served.get("/topologies/words/timeline")
+    later = served.get("/topologies/words/timeline?limit=10")
+    assert "epoch 2 leads" in later
+    assert "Txid 11 to 20" in later
+    assert 'href="/topologies/words/timeline?before=11&amp;limit=10"' in later
+    first = served.get("/topologies/words/timeline?before=11&limit=10")
+    assert "epoch 2 leads" not in first
+    assert "← older" not in first
+
+
 def test_the_bar_of_a_txid_has_the_seconds_of_its_commit() -> None:
     details = {"timings": {"plan": 0.25, "job": 1.0, "begin": 0.125, "write": 0.25}}
     processed = NOON + timedelta(seconds=1)

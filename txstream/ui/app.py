@@ -169,7 +169,7 @@ class App:
             topology_id,
             "timeline",
             batches=found,
-            drawn=drawn(found),
+            drawn=drawn(found, around.pop("earlier")),
             limit=limit,
             live=topology_id if before is None else None,
             data=address(topology_id, "batches", api=True, before=before, limit=limit),

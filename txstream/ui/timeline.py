@@ -67,15 +67,16 @@ class Drawn:
         return self.longest if self.longest <= _CUT_ABOVE * usual else 2 * usual
 
 
-def drawn(batches: Sequence[Batch]) -> Drawn | None:
-    """Return the chart of consecutive batches, oldest first; None without any."""
+def drawn(batches: Sequence[Batch], earlier: Batch | None = None) -> Drawn | None:
+    """Return the chart of consecutive batches, oldest first; None without any. `earlier` is the one before
+    them: a takeover may lie between."""
     if not batches:
         return None
     attempts: list[Attempt] = []
     outages: list[Outage] = []
     open_outages: dict[str, Outage] = {}
     deaths: list[tuple[float, str]] = []
-    epoch: int | None = None
+    epoch = None if earlier is None else epoch_of(earlier.first.attempt)
     for batch in batches:
         made = _attempts(batch)
         attempts += made

@@ -206,13 +206,14 @@ def state_of(found: Standing) -> str:
 def timeline(
     site: Site, topology_id: str, before: int | None, limit: int
 ) -> tuple[list[Batch], dict[str, Any]]:
-    """Return consecutive batches, and where the pages before and after them begin."""
+    """Return consecutive batches, the `earlier` one before them, and where the pages around them begin."""
     missing: list[MissingDatabase] = []
-    found = _batches(site, topology_id, before, limit, missing)
+    read = _batches(site, topology_id, before, limit + 1, missing)
+    found, earlier = read[-limit:], read[0] if len(read) > limit else None
     newest = before is None
-    older = found[0].txid if found and found[0].txid > 1 and len(found) == limit else None
     return found, {
-        "older": older,
+        "earlier": earlier,
+        "older": None if earlier is None else found[0].txid,
         "newer": None if newest or not found else found[-1].txid + 1 + limit,
         "missing": [str(one) for one in missing],
     }
