@@ -26,6 +26,7 @@ from txstream.cli import failures_shown as failing, status
 from txstream.cli.main import main
 from txstream.failing_batch import FailingBatch, Wait
 from txstream.inspect import ledgers, source
+from txstream.inspect.json_documents import batch_document
 from txstream.inspect.snapshot import Snapshot
 from txstream.inspect.source import SourceNow
 from txstream.settings import Settings
@@ -86,6 +87,8 @@ def test_a_commit_s_seconds_are_in_the_row_of_the_batch_after_it(tmp_path: Path)
     first, third = {"commit": 0.25, "advance": 0.125}, {"commit": 0.5, "advance": 0.25}
     assert told() == [(1, first), (2, {}), (3, third), (4, {})]
     assert told(last=1, before=4) == [(3, third)], "which is not on that page"
+    documents = [batch_document(one) for one in inspect.batches("words", settings)]
+    assert [one["timings"] for one in documents][:2] == [{"job": 0.5, **first}, {"job": 0.5}]
     assert inspect.batch("words", 1, settings).timings == {"job": 0.5, **first}
     assert inspect.batch("words", 4, settings).timings == {"job": 0.5}
 
