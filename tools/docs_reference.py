@@ -170,7 +170,8 @@ TABLES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "processed_at": "when all bolts were done",
             "committed_at": "when it was committed; null while it is committing",
             "error": "the last error of its failed attempts",
-            "details": "as JSON: failed attempts, timings in seconds, digests, the path of its commit",
+            "details": "as JSON: failed attempts, timings in seconds (those of its commit are in the next "
+            "row, as timings_before), digests, the path of its commit",
         },
     ),
     "txstream_table": (

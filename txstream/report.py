@@ -203,6 +203,11 @@ class Statistics:
         self.recovered_batches += is_recovered
         self.dead_letters += timing.dead_letters
 
+    def in_commit_of(self, txid: Txid) -> dict[str, float]:
+        """Seconds by step of the commit of the batch that was committed last, if it is this one."""
+        last = self.timings[-1] if self.timings else None
+        return last.in_commit() if last is not None and last.txid == txid else {}
+
     def saw(
         self,
         attempt: TransactionAttempt,

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from support.ui_site import Served, filled
 from support.zookeeper_proxy import Proxy
 
 from txstream.embedded import Services
+from txstream.inspect import standing
+from txstream.inspect.source import SourceNow
 from txstream.settings import Settings
 from txstream.ui.app import make_app
 from txstream.ui.site import Site
@@ -315,17 +318,10 @@ def test_a_thousand_partitions_fit_a_phone_and_a_keyboard(
         away = {f"lines/{n}": "broker 2 does not answer" for n in range(300, 500)} if 9 < txid < 20 else {}
         kept = {name: one for name, one in parts.items() if name not in away}
         rig.commit(txid, {f"w{txid}": 1}, metas={"partitions": kept, "unavailable": away})
-    app = Served(rig, monkeypatch, partitions=1000).client.app
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        wait_until(lambda: server.started, "the page is served")
-        port = server.servers[0].sockets[0].getsockname()[1]
+    with _serving(Served(rig, monkeypatch, partitions=1000)) as url:
         paths = [f"/topologies/words{view}" for view in ("", "/timeline", "/source", "/trust", "/batches/12")]
         for width, scheme in ((1240, "light"), (390, "dark")):
-            looking = Looking(browser, f"http://127.0.0.1:{port}", width, scheme)
+            looking = Looking(browser, url, width, scheme)
             for path in ("/", *paths):
                 assert len(looking.look(path).splitlines()) < 1000, path
             page = looking.page
@@ -340,10 +336,44 @@ def test_a_thousand_partitions_fit_a_phone_and_a_keyboard(
             page.wait_for_url("**/batches/*")
             page.close()
             assert looking.wrong == []
+    rig.database.close()
+
+
+def test_an_open_page_counts_the_time_though_nothing_is_committed(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = filled(tmp_path)
+    lag = iter(range(1, 1_000_000))
+    monkeypatch.setattr(standing, "begin_to_ask", lambda *_: lambda: SourceNow(lag_records=next(lag)))
+    with _serving(Served(rig, monkeypatch)) as url:
+        page = browser.new_page(base_url=url)
+        page.clock.install()
+        page.goto("/topologies/words")
+        page.wait_for_selector("#live:text('live')")
+        page.clock.run_for(5_000)  # past what the first event asks for
+        shown = page.inner_text(".tile:has-text('lag') b")
+
+        def is_newer() -> bool:
+            page.clock.run_for(11_000)
+            return page.inner_text(".tile:has-text('lag') b") != shown
+
+        wait_until(is_newer, "the page has asked again")
+        page.close()
+    rig.database.close()
+
+
+@contextmanager
+def _serving(served: Served) -> Iterator[str]:
+    config = uvicorn.Config(served.client.app, host="127.0.0.1", port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: server.started, "the page is served")
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(60)
-        rig.database.close()
 
 
 def test_a_zookeeper_that_is_not_there_is_told(sqlite_url: str) -> None:

@@ -357,6 +357,16 @@ def test_the_ledger_has_the_time_of_each_step_and_the_attempts_that_failed(
         assert all(entry["failed_at"].endswith("+00:00") for entry in first.details["attempts"])
         assert first.error == "failure 11"
         assert later.details["attempts"] == []
+        # What its own row cannot have, since it is written in the commit, is in the next one's.
+        assert {*later.details["timings_before"]} == {"commit", "advance"}
+        assert "timings_before" not in first.details
+        if BY_EXECUTORS[path][0]:
+            assert later.details["timings_before"]["commit"] >= first.details["timings"]["write"]
+        test.crash(at=Point.BEFORE_COMMIT, txid=3)
+        test.restart()
+        test.run()
+        of_another_driver = ledger(test.database_url)[2]
+        assert "timings_before" not in of_another_driver.details
 
 
 def test_a_batch_that_is_begun_says_so_in_the_ledger(source: MemorySpout) -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from txstream.cli import failures_shown as failing, status
 from txstream.cli.main import main
 from txstream.failing_batch import FailingBatch, Wait
 from txstream.inspect import ledgers, source
+from txstream.inspect.json_documents import batch_document
 from txstream.inspect.snapshot import Snapshot
 from txstream.inspect.source import SourceNow
 from txstream.settings import Settings
@@ -65,6 +67,30 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 def txids(rig: Rig, **asked: Any) -> list[int]:
     return [one.txid for one in inspect.batches("words", Settings(database=rig.url), **asked)]
+
+
+def test_a_commit_s_seconds_are_in_the_row_of_the_batch_after_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'state.db'}"
+    (tmp_path / "state.db").write_bytes(empty_database())
+    database = StateDatabase(url)
+    rig = Rig(database, url, word_table()).join()
+    for txid in (1, 2, 3, 4):
+        before = {"commit": txid / 8, "advance": txid / 16}
+        details = {"timings": {"job": 0.5}} | ({} if txid == 3 else {"timings_before": before})
+        rig.states.commit(replace(rig.whole(rig.next(txid), {"a": 1}), details=details))
+    database.close()
+    settings = Settings(database=url)
+
+    def told(**asked: Any) -> list[tuple[int, Any]]:
+        return [(one.txid, one.in_commit) for one in inspect.batches("words", settings, **asked)]
+
+    first, third = {"commit": 0.25, "advance": 0.125}, {"commit": 0.5, "advance": 0.25}
+    assert told() == [(1, first), (2, {}), (3, third), (4, {})]
+    assert told(last=1, before=4) == [(3, third)], "which is not on that page"
+    documents = [batch_document(one) for one in inspect.batches("words", settings)]
+    assert [one["timings"] for one in documents][:2] == [{"job": 0.5, **first}, {"job": 0.5}]
+    assert inspect.batch("words", 1, settings).timings == {"job": 0.5, **first}
+    assert inspect.batch("words", 4, settings).timings == {"job": 0.5}
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 1000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ from txstream.zookeeper import WAITING, LostAnswerError
 from txstream.zookeeper.paths import ROOT
 
 HOLDS_THE_SAME = "txid 1 must hold the same tuples"
+NO_OTHER = "no other can be read"
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 
 
@@ -241,6 +243,31 @@ def test_partitions_that_batches_go_without_are_told_once_and_when_they_are_back
         "batches go on without partitions b, c until they can be read: it is hidden",
         "batches have partitions b, c again",
     ]
+
+
+def test_a_run_without_a_partition_to_read_waits_for_them_and_stores_since_when() -> None:
+    log = MemoryLog({name: ["the cat", "a dog"] for name in "ab"})
+    run = Run(World(log), max_batch_records=1)
+    stored: list[Sequence[Wait]] = []
+    plans = itertools.count()
+
+    def on_plan(last: Mapping[str, Any]) -> None:
+        number = next(plans)
+        if number in (2, 3):  # one partition goes, later the other one
+            log.hidden.add("ab"[number - 2])
+        if number > 3 and log.hidden:
+            found = run.store.notes.get(WAITING)
+            if found:
+                stored.append(found)
+                log.hidden.clear()
+
+    log.on_plan = on_plan
+    run.complete()
+    [told] = stored[-1]
+    assert (told.what, told.because, told.reason) == ("partitions a, b", NO_OTHER, "it is hidden")
+    assert run.loop.waiting_for is None
+    assert run.store.notes.get(WAITING) is None
+    assert run.world.table.totals() == words(log)
 
 
 def test_partitions_that_cannot_be_asked_about_are_waited_for_too(log: MemoryLog) -> None:

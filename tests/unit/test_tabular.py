@@ -77,6 +77,16 @@ def test_batches_are_plotted() -> None:
     assert drawn._repr_png_().startswith(b"\x89PNG"), "or a notebook shows nothing"
 
 
+def test_a_commit_that_the_next_row_told_is_drawn_instead_of_its_parts() -> None:
+    pytest.importorskip("matplotlib")
+    row = replace(entry(10), details={"timings": {"begin": 1, "write": 2, "job": 0.5}})
+    told = Batch(Txid(1), "committed", (row,), in_commit={"commit": 4, "advance": 0.25})
+    assert told.timings == {"begin": 1, "write": 2, "job": 0.5, "commit": 4, "advance": 0.25}
+    phases: Any = Batches([told, Batch(Txid(2), "committed", (row,))]).plot().axes[1]
+    drawn = [bar.get_height() for bar in phases.patches]
+    assert drawn == [0.5, 0.5, 0, 1, 0, 2, 4, 0, 0.25, 0]
+
+
 def test_a_report_is_plotted_with_its_lag() -> None:
     pytest.importorskip("matplotlib")
     times = tuple(

@@ -8,7 +8,8 @@ import sqlite3
 import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from txstream.cli.main import main
 from txstream.cli.ui import metrics_of
 from txstream.compare import kept
 from txstream.failing_batch import FailingBatch, Wait
-from txstream.inspect import overview, standing
+from txstream.inspect import Batch, LedgerEntry, overview, standing
 from txstream.inspect.source import SourceNow
 from txstream.placement import Assignment, EdgeTuples, TaskPlace
 from txstream.semantics import Semantics
@@ -33,6 +34,7 @@ from txstream.settings import Settings
 from txstream.state import StateDatabase
 from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.ui import site as site_module, views
+from txstream.ui.timeline import seconds_of
 from txstream.zookeeper import ASSIGNMENT, EDGES, FAILING, TREES, WAITING, Identity, Kind, MemoryProgress
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -166,7 +168,7 @@ def test_a_pause_is_a_pause_and_not_a_wait_for_its_end() -> None:
     pause = Wait("`txstream resume words`", NOON, "paused by ann@host", "since 12:00")
     away = Wait(f"partition {AWAY}", NOON, "txid 31 must hold the same", "gone")
 
-    def state(*waiting: Wait, paused: object = object()) -> tuple[str, list[str]]:
+    def state(*waiting: Wait, paused: object = object()) -> tuple[str, list[Wait]]:
         found: Any = SimpleNamespace(
             status=SimpleNamespace(leader="a", waiting=waiting, failing=None),
             snapshot=SimpleNamespace(in_force=SimpleNamespace(paused=paused)),
@@ -174,8 +176,8 @@ def test_a_pause_is_a_pause_and_not_a_wait_for_its_end() -> None:
         return views.state_of(found), views._waits(found)
 
     assert state(pause) == ("paused", [])
-    assert state(pause, away) == ("waiting", [str(away)])
-    assert state(away, paused=None) == ("waiting", [str(away)])
+    assert state(pause, away) == ("waiting", [away])
+    assert state(away, paused=None) == ("waiting", [away])
 
 
 def test_a_tracked_topology_shows_its_trees(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +199,17 @@ def test_a_tracked_topology_shows_its_trees(ledger: Rig, monkeypatch: pytest.Mon
     answers = {view: served.client.get(f"/topologies/orders{view}").status_code for view in VIEWS}
     assert {view for view, status in answers.items() if status == 200} >= {"", "/source", "/trust", "/graph"}
     assert max(answers.values()) < 500
+    for view in ("", "/graph", "/timeline"):  # the last one answers that there is none
+        menu = served.client.get(f"/topologies/orders{view}", headers={"accept": "text/html"}).text
+        assert re.findall('href="/topologies/orders([^"]*)"', menu.split("</nav>")[0]) == [
+            "",
+            "/trust",
+            "/graph",
+        ]
+    assert served.get("/topologies/words").split("</nav>")[0].count('href="/topologies/words') == 7
+    served.away = True
+    served.forget()
+    assert served.get("/topologies/orders", 503).split("</nav>")[0].count('href="/topologies/orders') == 7
 
 
 def test_the_timeline_has_attempts_outage_and_pages(served: Served) -> None:
@@ -209,6 +222,36 @@ def test_the_timeline_has_attempts_outage_and_pages(served: Served) -> None:
     newest = served.get("/topologies/words/timeline?limit=10")
     assert 'href="/topologies/words/timeline?before=21&amp;limit=10"' in newest
     assert "newer →" not in newest
+
+
+def test_a_takeover_between_two_pages_of_the_timeline_is_on_the_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = filled(tmp_path, 0)
+    for txid in range(1, 21):
+        rig.epoch = 1 if txid <= 10 else 2
+        rig.commit(txid, {"a": 1})
+    served = Served(rig, monkeypatch)
+    assert "epoch 2 leads" in served.get("/topologies/words/timeline")
+    later = served.get("/topologies/words/timeline?limit=10")
+    assert "epoch 2 leads" in later
+    assert "Txid 11 to 20" in later
+    assert 'href="/topologies/words/timeline?before=11&amp;limit=10"' in later
+    first = served.get("/topologies/words/timeline?before=11&limit=10")
+    assert "epoch 2 leads" not in first
+    assert "← older" not in first
+
+
+def test_the_bar_of_a_txid_has_the_seconds_of_its_commit() -> None:
+    details = {"timings": {"plan": 0.25, "job": 1.0, "begin": 0.125, "write": 0.25}}
+    processed = NOON + timedelta(seconds=1)
+    committed = processed + timedelta(seconds=2)
+    given: Any = ("db", "u", 1, Semantics.OPAQUE, "committed", 7, 2, NOON, processed, committed, None, {})
+    row = replace(LedgerEntry(*given), details=details)
+    batch = Batch(Txid(1), "committed", (row,))
+    assert seconds_of(batch) == {"plan": 0.25, "process": 1.0, "wait": 1.625, "commit": 0.375}
+    told = replace(batch, in_commit={"commit": 0.5, "advance": 0.125})
+    assert seconds_of(told) == {"plan": 0.25, "process": 1.0, "wait": 1.5, "commit": 0.625}
 
 
 def test_a_batch_says_who_took_up_what_it_left_out(served: Served) -> None:
@@ -298,6 +341,34 @@ def test_source_has_the_lag_of_each_partition(served: Served, monkeypatch: pytes
     monkeypatch.setattr(standing, "begin_to_ask", lambda *_: lambda: now)
     found = served.json("/api/topologies/words/source")["partitions"]
     assert [(one["partition"], one["lag_records"]) for one in found] == [("lines/1", 7), ("lines/0", 2)]
+
+
+def test_source_says_what_waits_and_since_when(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert served.json("/api/topologies/words/source")["waiting"] == []
+    waits = [Wait("partitions lines/0, 1", NOON, "no other can be read", "no broker answers")]
+    served.store.notes.put(WAITING, waits)
+    served.forget()
+    (told,) = served.json("/api/topologies/words/source")["waiting"]
+    assert (told["what"], told["since"]) == ("partitions lines/0, 1", "2026-01-02T12:00:00+00:00")
+    since = f"{NOON.astimezone():%Y-%m-%d %H:%M:%S}"
+    text = served.get("/topologies/words/source")
+    assert (
+        f"Waiting for partitions lines/0, 1 since {since} (no other can be read): no broker answers." in text
+    )
+
+
+def test_a_partition_that_was_away_before_the_batches_that_are_looked_at_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = filled(tmp_path, 0)
+    for txid in range(1, 60):
+        away = {AWAY: "gone"} if txid > 5 else {}
+        parts = {"lines/0": {"start": 0, "end": 1}}
+        rig.commit(txid, {"a": 1}, metas={"partitions": parts, "unavailable": away})
+    served = Served(rig, monkeypatch)
+    first, *_ = served.json("/api/topologies/words/source")["partitions"]
+    assert (first["away"]["txid"], first["away"]["or_before"]) == (20, True)
+    assert "txid 20</a> or before)" in served.get("/topologies/words/source")
 
 
 def test_trust_has_fences_and_the_fsck_that_was_asked_for(served: Served) -> None:
@@ -473,6 +544,8 @@ def test_an_action_is_asked_once_and_goes_through_the_queue(
     *_, request = served.zookeeper.requests("words").read().waiting
     assert (request.kind, dict(request.body)) == (Kind.RETRY, {"components": ["parse"]})
     assert served.get("/topologies/words/ask/dance", 404)
+    asked = served.get("/topologies/words/ask/retry?component=parse")
+    assert "Only those of parse, whatever their exception." in asked, "the button stands beside one exception"
 
 
 def test_code_that_is_not_known_is_told(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from math import isnan, nan
 from matplotlib.figure import Figure
 
 PHASES = ("plan", "persist", "job", "merge", "commit_bolts", "begin", "write", "commit", "advance")
-"""One after the other; what is measured within one of them is left out."""
+"""One after the other; what is measured within one of them is left out. So are a commit's parts beside it."""
+_IN_COMMIT = ("begin", "write")
 
 
 class Plot(Figure):
@@ -39,7 +40,7 @@ def plot_batches(
     axes[0].set_ylim(bottom=0)
     below = [0.0] * len(txids)
     for phase in PHASES:
-        taken = [one.get(phase, 0.0) for one in seconds]
+        taken = [0.0 if phase in _IN_COMMIT and "commit" in one else one.get(phase, 0.0) for one in seconds]
         if any(taken):
             axes[1].bar(txids, taken, bottom=below, label=phase)
             below = [low + more for low, more in zip(below, taken, strict=True)]

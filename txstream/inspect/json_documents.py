@@ -98,13 +98,13 @@ def batch_document(batch: Batch) -> dict[str, Any]:
     """Return a batch: its first ledger row, `keys` over all databases, and each row under `databases`."""
     found = entry_document(batch.txid, batch.first)
     found |= {"status": batch.status, "keys": batch.keys, "databases": _rows_by_database(batch)}
-    found["dead_letters"] = batch.dead_letters
+    found |= {"dead_letters": batch.dead_letters, "timings": dict(batch.timings)}
     return found
 
 
 def details_document(details: BatchDetails) -> dict[str, Any]:
     """Return what `batch_document` does, and `ranges` (a list, with records and the stored meta), `path`,
-    `timings`, `failed_attempts` and `taken_up` (by partition, txids)."""
+    `failed_attempts` and `taken_up` (by partition, txids)."""
     return {
         **batch_document(details.batch),
         "ranges": [
@@ -119,7 +119,6 @@ def details_document(details: BatchDetails) -> dict[str, Any]:
             for one in details.ranges
         ],
         "path": details.path,
-        "timings": dict(details.timings),
         "failed_attempts": [
             {
                 "attempt": one.attempt,

@@ -17,6 +17,7 @@ from txstream.inspect.records import (
     LedgerEntry,
     MissingDatabase,
     PartitionRange,
+    numbers_of,
 )
 from txstream.settings import Settings
 from txstream.transaction import AttemptId, Txid
@@ -77,6 +78,10 @@ def batches(
                 db.display_url: db.batches(topology_id, limit=limit, before=before) for db in databases.opened
             }
             merged = merge(rows)
+            following = None
+            if merged and before is not None:
+                following = next(_after(topology_id, merged[-1].txid, databases.opened), None)
+            merged = _with_commits(merged, following)
             found = [one for one in merged if is_asked_for(one)]
             enough = last is not None and len(found) > last
             older = since is not None and merged and _moment(merged[0]) < since
@@ -95,6 +100,17 @@ def _with_dead_letters(
 
     counts = left_out(topology_id, databases)
     return [replace(one, dead_letters=counts[one.txid]) if counts[one.txid] else one for one in found]
+
+
+def _with_commits(merged: Sequence[Batch], following: BatchRecord | None) -> list[Batch]:
+    """Add what the row of the next txid has of each commit. `following` is a row after the last batch."""
+    told = {one.txid: one.first.details.get("timings_before") for one in merged}
+    if following is not None:
+        told[following.txid] = following.details.get("timings_before")
+    return [
+        replace(one, in_commit=numbers_of(before)) if (before := told.get(Txid(one.txid + 1))) else one
+        for one in merged
+    ]
 
 
 def _moment(batch: Batch) -> datetime:
@@ -119,6 +135,7 @@ def batch(
         if not any(rows.values()):
             raise no_such_txid(topology_id, txid, databases.opened)
         (one,) = _with_dead_letters(topology_id, merge(rows), databases.opened)
+        (one,) = _with_commits([one], next(_after(topology_id, txid, databases.opened), None))
         found = details(one)
         return replace(found, taken_up=_taken_up(found, _after(topology_id, txid, databases.opened)))
 
@@ -215,20 +232,14 @@ def details(found: Batch) -> BatchDetails:
     """Return what is known of a batch from its ledger rows."""
     metas = found.first.metas
     ranges, carried = (_ranges(part_of(metas, name)) for name in ("partitions", "carried"))
-    # All databases were given the same details; the one that committed last may have the most.
     best = max(found.entries, key=lambda one: len(one.details))
-    timings = best.details.get("timings")
     return BatchDetails(
         batch=found,
         ranges=ranges,
         skipped=tuple(place for place in carried if place.skipped_from is not None),
         unavailable={partition: str(why) for partition, why in part_of(metas, "unavailable").items()},
         path=_text(best.details.get("path")),
-        timings={
-            str(step): float(seconds)
-            for step, seconds in (timings.items() if isinstance(timings, Mapping) else ())
-            if isinstance(seconds, (int, float))
-        },
+        timings=found.timings,
         failed_attempts=tuple(failed_attempts(best)),
     )
 

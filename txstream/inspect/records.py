@@ -204,16 +204,35 @@ class LedgerEntry:
         return lag if isinstance(lag, int) else None
 
 
+def numbers_of(stored: Any) -> dict[str, float]:
+    """Return the numbers of a stored object by name; empty if it is none."""
+    return {
+        str(name): float(value)
+        for name, value in (stored.items() if isinstance(stored, Mapping) else ())
+        if isinstance(value, (int, float))
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One txid over all databases of its topology. `status` is "committed" if every database that was read
     has committed it, "committing" if one has only begun, and "partial" if one has no row of it.
-    `dead_letters` are the records that it left out, whatever has become of them since."""
+    `dead_letters` are the records that it left out, whatever has become of them since. `in_commit` has the
+    seconds of its commit by step, which only the row of the next txid has: empty for the newest batch, for
+    the last one of a driver, and where an older txstream wrote that row."""
 
     txid: Txid
     status: str
     entries: tuple[LedgerEntry, ...]
     dead_letters: int = 0
+    in_commit: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def timings(self) -> Mapping[str, float]:
+        """Seconds by step, as far as the ledger has them; `begin` and `write` are parts of `commit`."""
+        # All databases were given the same details; the one that committed last may have the most.
+        best = max(self.entries, key=lambda one: len(one.details))
+        return {**numbers_of(best.details.get("timings")), **self.in_commit}
 
     @property
     def first(self) -> LedgerEntry:
@@ -255,7 +274,7 @@ class Batches(Tabular, list[Batch]):
         return plot_batches(
             [one.txid for one in self],
             [(one.txid, one.first.tuples / passed) for one, passed in pairs],
-            [one.first.details.get("timings") or {} for one in self],
+            [one.timings for one in self],
             [one.first.lag_records for one in self],
         )
 

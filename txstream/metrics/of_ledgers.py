@@ -114,8 +114,9 @@ def _count(totals: Totals, topology: str, database: StateBackend, newest: Txid) 
         counted.committed += 1
         counted.records += row.tuples
         counted.failed += len(row.details.get("attempts") or ())
-        for phase, seconds in (row.details.get("timings") or {}).items():
-            counted.phases[phase].observe(seconds)
+        for timings in ("timings", "timings_before"):  # the latter are those of the row before
+            for phase, seconds in (row.details.get(timings) or {}).items():
+                counted.phases[phase].observe(seconds)
     return counted
 
 

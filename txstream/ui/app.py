@@ -169,7 +169,7 @@ class App:
             topology_id,
             "timeline",
             batches=found,
-            drawn=drawn(found),
+            drawn=drawn(found, around.pop("earlier")),
             limit=limit,
             live=topology_id if before is None else None,
             data=address(topology_id, "batches", api=True, before=before, limit=limit),
@@ -242,7 +242,8 @@ class App:
     def _one(self, view: str, topology_id: str, tab: str, **values: Any) -> Response:
         """Show a view of one topology. Its JSON has the same address below /api, unless `data` says else."""
         shown = {"data": address(topology_id, *filter(None, [tab]), api=True), "live": topology_id} | values
-        return self._pages.show(view, id=topology_id, tab=tab, **shown)
+        tracked = self.site.is_tracked(topology_id)
+        return self._pages.show(view, id=topology_id, tab=tab, tracked=tracked, **shown)
 
     # --- what is done -----------------------------------------------------------------------------------
 
@@ -349,9 +350,8 @@ class App:
 
     def _wrong(self, request: Request, status: int, words: str) -> Response:
         topology_id = request.path_params.get("id")
-        return self._pages.show(
-            "wrong", id=topology_id, words=words, live=topology_id or "", data=None, status=status
-        )
+        shown = {"live": topology_id or "", "tracked": topology_id and self.site.is_tracked(topology_id)}
+        return self._pages.show("wrong", id=topology_id, words=words, data=None, status=status, **shown)
 
     def _refused(self, request: Request, error: HTTPException) -> Response:
         # Starlette writes its own in capitals; an unexpected error names a class.

@@ -20,6 +20,18 @@ from txstream.ui.timeline import STEPS
 from txstream.ui.views import shown_attempt
 from txstream.wording import counted, in_order, shown
 
+TABS = {
+    "": "Now",
+    "timeline": "Timeline",
+    "source": "Source",
+    "state": "State",
+    "failures": "Failures",
+    "trust": "Trust",
+    "graph": "Graph",
+}
+"""The views of a topology by the last part of their address. One of tracked tuples has only `OF_TRACKED`."""
+OF_TRACKED = ("", "trust", "graph")
+
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -49,9 +61,12 @@ class Pages:
             "flow": flow,
             "join": join,
             "STEPS": STEPS,
+            "TABS": TABS,
+            "OF_TRACKED": OF_TRACKED,
             # What a page of one topology has, and others lack.
             "id": None,
             "tab": None,
+            "tracked": False,
             "data": None,
             "live": None,
         }

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageError
 from txstream.asking import ask
-from txstream.inspect.databases import UnknownTopologyError, open_zookeeper
+from txstream.inspect.databases import UnknownTopologyError, is_tracked, open_zookeeper
 from txstream.inspect.overview import look, topologies_in
 from txstream.inspect.standing import Standing, standing_of
 from txstream.settings import Settings
@@ -140,6 +140,18 @@ class Site:
                 return standing_of(self.settings, topology_id, zookeeper)
 
         return self.memo(("standing", topology_id), read)
+
+    def is_tracked(self, topology_id: str) -> bool:
+        """Whether it is known to be a topology of tracked tuples."""
+
+        def read() -> bool:
+            with self.zookeeper() as zookeeper:
+                return is_tracked(zookeeper, topology_id)
+
+        try:
+            return self.memo(("tracked", topology_id), read)
+        except TxstreamError:
+            return False
 
     def mark(self, topology_id: str | None) -> str:
         """Return a text that changes when a page about a topology, or about all of them, would show something

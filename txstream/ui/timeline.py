@@ -67,15 +67,16 @@ class Drawn:
         return self.longest if self.longest <= _CUT_ABOVE * usual else 2 * usual
 
 
-def drawn(batches: Sequence[Batch]) -> Drawn | None:
-    """Return the chart of consecutive batches, oldest first; None without any."""
+def drawn(batches: Sequence[Batch], earlier: Batch | None = None) -> Drawn | None:
+    """Return the chart of consecutive batches, oldest first; None without any. `earlier` is the one before
+    them: a takeover may lie between."""
     if not batches:
         return None
     attempts: list[Attempt] = []
     outages: list[Outage] = []
     open_outages: dict[str, Outage] = {}
     deaths: list[tuple[float, str]] = []
-    epoch: int | None = None
+    epoch = None if earlier is None else epoch_of(earlier.first.attempt)
     for batch in batches:
         made = _attempts(batch)
         attempts += made
@@ -111,16 +112,15 @@ def seconds_of(batch: Batch) -> dict[str, float]:
     row = batch.first
     if row.committed_at is None:
         return {}
-    # All databases were given the same details; the one that committed last may have the most.
-    told = part_of(max(batch.entries, key=lambda one: len(one.details)).details, "timings")
-    timings = {step: float(taken) for step, taken in told.items() if isinstance(taken, int | float)}
+    timings = batch.timings
     after = max(0.0, (row.committed_at - row.processed_at).total_seconds())
-    commit = min(after, sum(timings.get(step, 0.0) for step in ("commit_bolts", "begin", "write")))
+    steps = ("commit_bolts", "commit") if "commit" in timings else ("commit_bolts", "begin", "write")
+    commit = sum(timings.get(step, 0.0) for step in steps)
     return {
         "plan": timings.get("plan", 0.0) + timings.get("persist", 0.0),
         "process": timings.get("job", max(0.0, (row.processed_at - row.planned_at).total_seconds())),
-        "wait": after - commit,
-        "commit": commit,
+        "wait": max(0.0, after - commit),
+        "commit": commit + timings.get("advance", 0.0),
     }
 
 

@@ -75,6 +75,7 @@
     }
   };
   listen();
+  setInterval(soon, 10000); // ages and lags grow where nothing else happens
   document.addEventListener("visibilitychange", listen);
   document.addEventListener("focusout", () => { if (again) setTimeout(soon, 200); });
 })();

@@ -35,6 +35,7 @@ from txstream.transaction import Txid, epoch_of, sequence_of
 from txstream.wording import in_order
 
 if TYPE_CHECKING:
+    from txstream.failing_batch import Wait
     from txstream.inspect.records import Batch, MissingDatabase, TopologySummary
     from txstream.ui.site import Site
 
@@ -173,7 +174,7 @@ def standing_row(site: Site, found: Standing) -> dict[str, Any]:
         "dead_letters": found.dead_letters,
         "leader": status.leader,
         "standbys": [one.driver for one in status.standbys],
-        "waiting": _waits(found),
+        "waiting": [str(one) for one in _waits(found)],
         "paused": None if paused is None else paused.shown,
         "failing": None if status.failing is None else failing_document(status.failing),
         "missing": [str(one) for one in found.missing],
@@ -181,10 +182,10 @@ def standing_row(site: Site, found: Standing) -> dict[str, Any]:
     }
 
 
-def _waits(found: Standing) -> list[str]:
+def _waits(found: Standing) -> list[Wait]:
     """Return what the leader waits for, other than the end of a pause, which is told by itself."""
     paused = found.snapshot.in_force.paused is not None
-    return [str(one) for one in found.status.waiting if not (paused and one.because.startswith("paused by"))]
+    return [one for one in found.status.waiting if not (paused and one.because.startswith("paused by"))]
 
 
 def state_of(found: Standing) -> str:
@@ -205,13 +206,14 @@ def state_of(found: Standing) -> str:
 def timeline(
     site: Site, topology_id: str, before: int | None, limit: int
 ) -> tuple[list[Batch], dict[str, Any]]:
-    """Return consecutive batches, and where the pages before and after them begin."""
+    """Return consecutive batches, the `earlier` one before them, and where the pages around them begin."""
     missing: list[MissingDatabase] = []
-    found = _batches(site, topology_id, before, limit, missing)
+    read = _batches(site, topology_id, before, limit + 1, missing)
+    found, earlier = read[-limit:], read[0] if len(read) > limit else None
     newest = before is None
-    older = found[0].txid if found and found[0].txid > 1 and len(found) == limit else None
     return found, {
-        "older": older,
+        "earlier": earlier,
+        "older": None if earlier is None else found[0].txid,
         "newer": None if newest or not found else found[-1].txid + 1 + limit,
         "missing": [str(one) for one in missing],
     }
@@ -230,7 +232,8 @@ def changes(site: Site, topology_id: str, txid: int, tables: Sequence[str]) -> l
 
 
 def source(site: Site, topology_id: str) -> dict[str, Any]:
-    """Return the partitions: where the last committed batch ended, who is away and since which txid, gaps."""
+    """Return the partitions: where the last committed batch ended, who is away and since which txid, what the
+    leader waits for, gaps."""
     found = site.standing(topology_id)
     recent = _batches(site, topology_id, None, _RECENT * 2, []) if found.last is not None else []
     since: dict[str, dict[str, Any]] = {}
@@ -240,9 +243,11 @@ def source(site: Site, topology_id: str) -> dict[str, Any]:
             del since[name]
         for name, why in away.items():
             moment = one.first.committed_at or one.first.planned_at
-            since.setdefault(name, {"txid": one.txid, "since": document(moment), "reason": str(why)})
+            before = one is recent[0] and one.txid > 1
+            known = {"txid": one.txid, "since": document(moment), "or_before": before, "reason": str(why)}
+            since.setdefault(name, known)
     for name, why in found.source.unavailable.items():
-        since.setdefault(name, {"txid": None, "since": None, "reason": str(why)})
+        since.setdefault(name, {"txid": None, "since": None, "or_before": True, "reason": str(why)})
     gaps = [
         {"txid": one.txid, "partition": name, "from": meta["skipped_from"], "to": meta.get("start")}
         for one in recent
@@ -266,6 +271,7 @@ def source(site: Site, topology_id: str) -> dict[str, Any]:
         "source": document(found.status.source),
         "lag_records": found.source.lag_records,
         "lag_unknown": found.source.unknown,
+        "waiting": document(_waits(found)),
         "looked_back": len(recent),
         "partitions": [
             {

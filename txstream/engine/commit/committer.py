@@ -74,8 +74,10 @@ Prepared = Mapping[str, StateDeltas]
 class ProcessedBatch:
     """A batch between the phases. `deltas` are those of the states that are fed in processing. `attempts` are
     the failed ones of its txid, as the ledger keeps them. `timings` are seconds by step, to which every later
-    step adds its own. `letters` are the records that its metas leave out, `retried` the dead
-    letters that it retries, `lag_records` the records that its plan did not take, None if it did not tell."""
+    step adds its own, `timings_before` those of the commit of the batch before, if this driver committed it,
+    which that batch's own row cannot have. `letters` are the records that its metas leave out, `retried` the
+    dead letters that it retries, `lag_records` the records that its plan did not take, None if it did not
+    tell."""
 
     result: BatchResult
     deltas: Prepared
@@ -87,6 +89,7 @@ class ProcessedBatch:
     letters: Sequence[DeadLetter] = ()
     retried: Sequence[LetterKey] = ()
     lag_records: int | None = None
+    timings_before: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,9 +348,11 @@ class BatchCommitter:
         attempt, batch = one.attempt, one.batch
         details: dict[str, Any] = {
             "path": path,
-            "timings": {step: round(seconds, 6) for step, seconds in batch.timings.items()},
+            "timings": _rounded(batch.timings),
             "attempts": list(batch.attempts),
         }
+        if batch.timings_before:
+            details["timings_before"] = _rounded(batch.timings_before)
         if batch.lag_records is not None:
             details["lag_records"] = batch.lag_records
         if digests is not None:
@@ -393,6 +398,10 @@ def merged_deltas(component: str, bolt: StateCommitter, results: Iterable[BatchR
             if part.num_rows:
                 fold.add_partial(part)
     return fold.finish()
+
+
+def _rounded(timings: Mapping[str, float]) -> dict[str, float]:
+    return {step: round(seconds, 6) for step, seconds in timings.items()}
 
 
 def _add(timings: dict[str, float], step: str, started: float) -> None:

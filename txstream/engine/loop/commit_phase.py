@@ -25,7 +25,7 @@ from txstream.engine.loop.workers import Lane
 from txstream.fault_points import Point
 from txstream.placement import EdgeTuples
 from txstream.report import Statistics
-from txstream.transaction import TransactionAttempt
+from txstream.transaction import TransactionAttempt, Txid
 
 
 class CommitPhase:
@@ -68,7 +68,12 @@ class CommitPhase:
         one = Committing(
             attempt,
             self._codec.encode(emit.metas),
-            replace(batch, timings=timing.before_commit(), lag_records=timing.lag_records),
+            replace(
+                batch,
+                timings=timing.before_commit(),
+                timings_before=self._statistics.in_commit_of(Txid(attempt.txid - 1)),
+                lag_records=timing.lag_records,
+            ),
             lambda point: batches.reach(point, attempt.txid),
             batches.coordinator.committed_metas().horizons,
         )

@@ -142,7 +142,7 @@ class Planning:
                 metas = metas.with_horizons(horizons)
             if metas.unavailable.keys() - self._unreadable.left_out.keys():
                 self._store.verify()
-            self._unreadable.leave_out(metas.unavailable)
+            self._unreadable.leave_out(metas)
             if not (metas.has_work or plan.replay):
                 return None
             self._store.check_size(metas)

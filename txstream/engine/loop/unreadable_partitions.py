@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from txstream.api.errors import BatchFailedError, ServiceUnavailableError
 from txstream.api.spouts import PartitionCoordinator
+from txstream.batch_metas import BatchMetas
 from txstream.coordinator import EmitBatch
 from txstream.engine.loop.leadership_watch import if_leading
 from txstream.engine.loop.open_batches import Batches
@@ -22,6 +23,7 @@ from txstream.zookeeper import ProgressStore
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.5
+_ANY = "any partition"
 _NAMED_PARTITIONS = 8
 
 
@@ -46,9 +48,11 @@ class UnreadablePartitions:
         self._store = store
         self._waiting = waiting
 
-    def leave_out(self, unavailable: Mapping[str, str]) -> None:
+    def leave_out(self, metas: BatchMetas[Any]) -> None:
         """Note what a plan goes without. Log a partition when it is first left out and when it is back, not
-        in every batch. Called on the thread that plans."""
+        in every batch. Without a partition that can be read, the run waits. Called on the thread that plans.
+        """
+        unavailable = metas.unavailable
         gone, back = unavailable.keys() - self.left_out.keys(), self.left_out.keys() - unavailable.keys()
         now = datetime.now(UTC)
         self.left_out = unavailable
@@ -59,6 +63,11 @@ class UnreadablePartitions:
             log.warning("batches go on without %s until %s can be read: %s", _listed(gone), they, reasons)
         if back:
             log.warning("batches have %s again", _listed(back))
+        if unavailable and not metas.has_work and metas.carried.keys() <= unavailable.keys():
+            reasons = "; ".join(sorted({*unavailable.values()}))
+            self._waiting.begin(_ANY, _listed(unavailable), reasons, "no other can be read")
+        else:
+            self._waiting.end(_ANY)
 
     def wait_for(self, emit: EmitBatch[Any], start: Callable[[EmitBatch[Any]], None]) -> None:
         """Start an attempt once the services that it needs answer and, for a stored plan, all its partitions

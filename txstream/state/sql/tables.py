@@ -25,6 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 from sqlalchemy import (
+    URL,
     BigInteger,
     CheckConstraint,
     Column,
@@ -62,9 +63,14 @@ _CREATING = "creating"  # in the declaration of a table that may not exist yet
 _INDEX_NAMES = {"ix": "ix_%(table_name)s_%(column_0_name)s"}  # SQLAlchemy shortens names that are too long
 
 
-@lru_cache(maxsize=64)  # a new Table means new statements, each compiled again
 def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Table:
     """Return the table of a declaration. Raises StateTableError for what the database cannot keep."""
+    return _built(state, semantics, type(dialect))
+
+
+@lru_cache(maxsize=64)  # a new Table means new statements, each compiled again
+def _built(state: SqlState, semantics: Semantics, kind: type[StateDialect]) -> Table:
+    dialect = kind(URL.create(kind.name), 0.0, 0.0)  # the caller's would be kept, and its password with it
     declarations.check_types(state)
     columns: list[Column[Any]] = []
     for name, key_type in dialect.key_types(state.key_schema, state.table).items():

@@ -25,8 +25,10 @@
 </header>
 % if id is not None:
 <nav aria-label="Views of this topology">
-% for part, words in (("", "Now"), ("timeline", "Timeline"), ("source", "Source"), ("state", "State"), ("failures", "Failures"), ("trust", "Trust"), ("graph", "Graph")):
+% for part, words in TABS.items():
+% if part in OF_TRACKED or not tracked:
 <a href="${address(id, *([part] if part else []))}"${' aria-current="page"' if part == tab else '' | n}>${words}</a>
+% endif
 % endfor
 </nav>
 % endif

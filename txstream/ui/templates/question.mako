@@ -2,7 +2,7 @@
 <%def name="title()">${kind} ${id}? · txstream</%def>
 <h1>${question}</h1>
 % if components:
-<p>Only those of ${", ".join(components)}.</p>
+<p>Only those of ${", ".join(components)}, whatever their exception.</p>
 % endif
 <form method="post" action="${address(id, "ask", kind)}">
 % for one in components:

@@ -12,6 +12,9 @@ the lag is not known: ${source["lag_unknown"]}.
 the lag is not known, because partitions cannot be read.
 % endif
 </p>
+% for wait in source["waiting"]:
+<p class="alert">Waiting for ${wait["what"]} since ${moment(wait["since"])}${f' ({wait["because"]})' if wait["because"] else ""}: ${wait["reason"]}.</p>
+% endfor
 % if source["away"]:
 <p class="alert">${counted(source["away"], "partition")} cannot be read, or could not when the last batch was planned.</p>
 % endif
@@ -30,7 +33,7 @@ the lag is not known, because partitions cannot be read.
 % if one["away"] is not None:
 <span class="bad">${"now" if one["away"]["txid"] is None else f"since {moment(one['away']['since'])}"}</span>
 % if one["away"]["txid"] is not None:
-(<a href="${address(id, "batches", str(one["away"]["txid"]))}">txid ${one["away"]["txid"]}</a>)
+(<a href="${address(id, "batches", str(one["away"]["txid"]))}">txid ${one["away"]["txid"]}</a>${" or before" if one["away"]["or_before"] else ""})
 % endif
 ${one["away"]["reason"]}
 % endif
