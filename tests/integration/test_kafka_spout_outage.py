@@ -220,6 +220,7 @@ def test_status_says_at_once_which_partitions_of_an_idle_topology_are_away(
     assert {name: "broker 2 does not answer" in why for name, why in found.unavailable.items()} == {
         f"{topic}/1": True
     }
+    assert found.lags == {f"{topic}/0": 6}, "of the others it is known"
     freeze(False)
     wait_until(lambda: source_now(settings, snapshot).lag_records == 12, "the lag is known again")
 

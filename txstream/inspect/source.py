@@ -7,6 +7,7 @@ It asks the source's own coordinator, as a run does, and changes nothing.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -237,11 +238,12 @@ def source_now(settings: Settings, snapshot: Snapshot) -> SourceNow:
         metas = {} if committed is None else committed.metas.positions()
         places = {name: codec.decode_meta(meta, name) for name, meta in metas.items()}
         with _left_to_close(source.coordinator(context)) as coordinator:
-            # `targets` waits for partitions that are away; a plan says at once which they are.
-            answers = coordinator.plan(places, 1)
+            # `targets` waits for partitions that are away. A plan says at once which they are, and takes all
+            # that the others have.
+            answers = coordinator.plan(places, sys.maxsize)
             away = {name: one.reason for name, one in answers.items() if isinstance(one, Unavailable)}
             if away:
-                return SourceNow(unavailable=away)
+                return SourceNow(unavailable=away, lags=_lags(places, answers))
             if committed is not None and None in positions(committed.metas).values():
                 return SourceNow(unknown="it is not decided yet where each partition begins")
             targets = coordinator.targets()
@@ -253,6 +255,15 @@ def source_now(settings: Settings, snapshot: Snapshot) -> SourceNow:
             return SourceNow(coordinator.lag_records(places, targets), lags=known)
     except TxstreamError as error:
         return SourceNow(unknown=str(error))
+
+
+def _lags(places: Mapping[str, Any], answers: Mapping[str, Any]) -> dict[str, int]:
+    """Return the lags of the partitions that a plan could ask; none if it first decides where some begin."""
+    readable = {name: one for name, one in answers.items() if not isinstance(one, Unavailable)}
+    if any(one.is_first_place for one in readable.values()):
+        return {}
+    here = [name for name in places if name in readable or name not in answers]
+    return {name: readable[name].records if name in readable else 0 for name in here}
 
 
 @contextlib.contextmanager
