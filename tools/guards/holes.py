@@ -199,6 +199,22 @@ HOLES = (
     ),
     Guard(
         "hole 6",
+        "a log that is cut back after an answer that also held the next range",
+        "spouts/kafka_kept_answers.py",
+        "epoch_before(kept.records, wanted.end) == wanted.leader_epoch",
+        "epoch_before(kept.records, wanted.end) is not None",
+        "tests/unit/test_kafka_fetch.py::test_a_log_that_was_cut_back_meanwhile_is_fetched",
+    ),
+    Guard(
+        "hole 6",
+        "what needs to know of aborted transactions is fetched with them",
+        "spouts/kafka_kept_answers.py",
+        "data.aborted_transactions or ",
+        "",
+        "tests/unit/test_kafka_fetch.py::test_what_needs_to_know_of_aborted_transactions_is_fetched",
+    ),
+    Guard(
+        "hole 6",
         "no goal is reached before it is known that the place is still in the log",
         "spouts/kafka_coordinator.py",
         "if not all(self._epochs.has(name, last[name]) for name in targets if name in last):",
