@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.inmemory import attempt as attempt_of
 
 from txstream.api.errors import BatchFailedError
 from txstream.engine.batch.messages import ANSWER, Element, WorkOrder
@@ -199,6 +200,7 @@ class Model:
 def simulate(kind: type[Residents], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     happened: Counter[str] = Counter()
     monkeypatch.setattr(product, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(product, "_FIRST_SECONDS", 0.0)
     for seed in range(SEEDS):
         model = Model(seed, kind)
 
@@ -223,3 +225,41 @@ def test_an_answer_to_another_order_would_be_found(monkeypatch: pytest.MonkeyPat
     with pytest.raises(AssertionError, match="seed") as found:
         simulate(TakesAnyAnswer, monkeypatch)
     assert "what comes of" in str(found.value.__cause__)
+
+
+def test_the_first_batch_waits_for_the_first_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "_FIRST_SECONDS", DEADLINE_SECONDS)
+    residents = Model(1, Residents).residents
+    taken: list[Any] = []
+    waits = threading.Event()
+    wait = residents._changed.wait_for
+
+    def waiting(is_decided: Callable[[], bool], seconds: float) -> bool:
+        waits.set()
+        return wait(is_decided, seconds)
+
+    monkeypatch.setattr(residents._changed, "wait_for", waiting)
+    asking = threading.Thread(target=lambda: taken.append(residents._take(attempt_of(1), 1)))
+    asking.start()
+    assert waits.wait(DEADLINE_SECONDS)
+    line: Any = Line(lambda _number: None, loses_orders=False)
+    assert residents._let_in(product._Resident(0, 0, line, line))
+    asking.join(DEADLINE_SECONDS)
+    (((resident, order),),) = taken
+    assert resident.order is order
+
+
+def test_a_resident_that_does_not_come_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "_FIRST_SECONDS", 0.01)
+    residents = Model(1, Residents).residents
+    waited: list[float] = []
+    wait = residents._changed.wait_for
+
+    def waiting(is_decided: Callable[[], bool], seconds: float) -> bool:
+        waited.append(0.0 if is_decided() else seconds)
+        return wait(is_decided, seconds)
+
+    monkeypatch.setattr(residents._changed, "wait_for", waiting)
+    assert residents._take(attempt_of(1), 1) is None
+    assert residents._take(attempt_of(2), 1) is None
+    assert waited[0] > 0 == waited[1]

@@ -50,7 +50,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Waiting for a resident that is busy costs no more than the job that would be started instead.
-_PATIENCE_SECONDS = 0.02
+_PATIENCE_SECONDS = 0.05
+# How long a run's first batches wait for the first resident. Jobs beside its start would only slow it down.
+_FIRST_SECONDS = 0.5
 # How long a resident may go on with an order that nobody wants any more.
 _GRACE_SECONDS = 1.0
 _WIDE_JOBS = 2
@@ -122,6 +124,7 @@ class Residents:
         self._connected: dict[int, _Resident] = {}
         self._lives = dict.fromkeys(range(count), 0)
         self._was_heard = self._is_warned = False
+        self._awaited_until: float | None = None
         self._may_run = threading.Event()
         self._may_run.set()
         self._closed = threading.Event()
@@ -382,10 +385,15 @@ class Residents:
             def free() -> list[_Resident]:
                 return [one for one in self._connected.values() if one.order is None]
 
-            def is_decided() -> bool:
-                return len(free()) >= width or len(self._connected) < width or not self._may_run.is_set()
+            if self._awaited_until is None:
+                self._awaited_until = time.monotonic() + _FIRST_SECONDS
+            coming = 0.0 if self._was_heard else self._awaited_until - time.monotonic()
 
-            self._changed.wait_for(is_decided, _PATIENCE_SECONDS)
+            def is_decided() -> bool:
+                may_come = len(self._connected) >= width or (coming > 0 and not self._was_heard)
+                return len(free()) >= width or not may_come or not self._may_run.is_set()
+
+            self._changed.wait_for(is_decided, max(coming, _PATIENCE_SECONDS))
             taken = free()[:width]
             if len(taken) < width or not self._may_run.is_set():
                 return None
