@@ -42,6 +42,8 @@ from sqlalchemy.exc import DBAPIError
 from txstream.api.errors import StateTableError
 from txstream.api.reducers import Reducer
 from txstream.api.schema import format_type
+from txstream.api.state import SqlState
+from txstream.semantics import Semantics
 from txstream.state.sql.errors import Failure
 from txstream.state.sql.framework_tables import fence
 
@@ -137,6 +139,7 @@ class StateDialect(ABC):
 
     def __init__(self, url: URL, connect_timeout_seconds: float, message_timeout_seconds: float) -> None:
         self.url = url
+        self.tables: dict[tuple[SqlState, Semantics], Table] = {}  # those that were built for it
         self.connect_timeout_seconds = connect_timeout_seconds
         self.message_timeout_seconds = message_timeout_seconds
 

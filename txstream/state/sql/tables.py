@@ -20,12 +20,10 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 from sqlalchemy import (
-    URL,
     BigInteger,
     CheckConstraint,
     Column,
@@ -65,12 +63,14 @@ _INDEX_NAMES = {"ix": "ix_%(table_name)s_%(column_0_name)s"}  # SQLAlchemy short
 
 def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Table:
     """Return the table of a declaration. Raises StateTableError for what the database cannot keep."""
-    return _built(state, semantics, type(dialect))
+    # A new Table means new statements, each compiled again. Only the dialect keeps it.
+    known = dialect.tables.get((state, semantics))
+    if known is None:
+        known = dialect.tables[state, semantics] = _built(state, semantics, dialect)
+    return known
 
 
-@lru_cache(maxsize=64)  # a new Table means new statements, each compiled again
-def _built(state: SqlState, semantics: Semantics, kind: type[StateDialect]) -> Table:
-    dialect = kind(URL.create(kind.name), 0.0, 0.0)  # the caller's would be kept, and its password with it
+def _built(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Table:
     declarations.check_types(state)
     columns: list[Column[Any]] = []
     for name, key_type in dialect.key_types(state.key_schema, state.table).items():
