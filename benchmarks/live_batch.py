@@ -2,6 +2,7 @@
 
     python benchmarks/live_batch.py                # 1,000 records/s for 20 s, with services of its own
     python benchmarks/live_batch.py --rate 10000
+    python benchmarks/live_batch.py --partitions 1000
 
 Runs the word count of `make bench` on Spark, with a PostgreSQL that syncs every commit, and marks the time
 where one part hands a batch to the next. A row of the table is the time since the mark before it: the median,
@@ -29,7 +30,7 @@ from typing import Any
 import psutil
 from beside_peers import own_server
 from peers.ours import topology
-from peers.workload import make_topic, produce_live
+from peers.workload import PARTITIONS, make_topic, produce_live
 
 import txstream
 from txstream.embedded import embedded
@@ -178,6 +179,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rate", type=int, default=1000, help="records a second")
+    parser.add_argument("--partitions", type=int, default=PARTITIONS, help="of the topic")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long batches are measured")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
@@ -186,7 +188,7 @@ def main() -> None:
         stack.callback(server.close)
         services = stack.enter_context(embedded(folder))
         name = f"live_{uuid.uuid4().hex[:8]}"
-        make_topic(services.kafka, name, 0)
+        make_topic(services.kafka, name, 0, partitions=options.partitions)
         marks = Marks()
         instrument(marks)
         settings = txstream.Settings(
@@ -203,6 +205,7 @@ def main() -> None:
             producer = multiprocessing.get_context("spawn").Process(
                 target=produce_live,
                 args=(services.kafka, name, options.rate, options.seconds + 60),
+                kwargs={"partitions": options.partitions},
                 daemon=True,
             )
             producer.start()

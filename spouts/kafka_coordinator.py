@@ -137,7 +137,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             *self._logs.names(view),
             *(name for name in last if _topic_of(name) in topics),
         }
-        logs, unavailable = self._logs.look(names, view, self._latest, deadline)
+        logs, unavailable = self._logs.look(names, view, self._latest, deadline, last)
         begun = {name: log for name, log in logs.items() if not has_place(name, last)}
         for name, reason in self._starts.look_up(begun, view, deadline, last).items():
             unavailable[name] = reason
@@ -152,7 +152,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             name: self._starts.left_out(name, why, last) for name, why in unavailable.items()
         }
         self.untaken_records = sum(logs[name].end - place.position for name, place in places.items())
-        decided = [name for name in places if self._starts.decide(name, last)]
+        decided = [name for name in begun if name in places and self._starts.decide(name, last)]
         if not decided and self._starts.must_begin_first(last):
             decided = list(places)
         first_places = {
@@ -346,7 +346,9 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         beyond: dict[str, _Place] = {}
         lost, unjudged = self._judge(last, logs, deadline)
         for name, log in logs.items():
-            meta = last[name] if has_place(name, last) else None
+            meta = last.get(name)
+            if meta is not None and not meta.is_placed:
+                meta = None
             position = self._starts.start_of(name, log, last) if meta is None else meta.end
             if name in unjudged:
                 places[name] = unjudged[name]

@@ -44,6 +44,7 @@ from txstream.spouts.kafka_protocol import EpochEnd, Leader, Partition, reason_o
 log = logging.getLogger(__name__)
 
 _UNKNOWN = EpochEnd(-1, -1)  # the answer of a log that knows no epochs
+_NONE = None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ class LeaderEpochs:
         self._client = client
         self._watch = watch
         self._known: dict[str, _Epochs] = {}
+        # The last place of each partition that its leader has, whose object is another after each look.
+        self._survived: dict[str, tuple[KafkaRange, Leader]] = {}
         self._without: set[int] = set()
         self._said = False
 
@@ -118,11 +121,16 @@ class LeaderEpochs:
         doubtful: dict[str, int] = {}
         questions: dict[str, set[int]] = {}
         for name, place in places.items():
+            survived, leader = self._survived.get(name, _NONE)
+            if survived is place and leader is logs[name].leader:
+                continue
             known, epoch = self._of(name, logs[name]), place.leader_epoch
-            if epoch is not None and not known.has(place):
-                doubtful[name] = epoch
-                if epoch <= known.leader.epoch:
-                    questions[name] = {epoch, epoch - 1, known.leader.epoch - 1}
+            if epoch is None or known.has(place):
+                self._survived[name] = place, logs[name].leader
+                continue
+            doubtful[name] = epoch
+            if epoch <= known.leader.epoch:
+                questions[name] = {epoch, epoch - 1, known.leader.epoch - 1}
         unavailable = self._ask(questions, deadline)
         for name, epoch in doubtful.items():
             if name not in unavailable and not self._known[name].has(places[name]):

@@ -5,13 +5,17 @@ Invariants:
 - One look is one round of questions under the caller's deadline. A broker that misses it is handed to
   `ClusterWatch` and not asked again until it has answered there.
 - Every partition asked for is in the answer, either with its log or with the reason why not.
+- A first offset is as old as the look, but where only records are planned that came since a look of the last
+  second: nothing removes those so soon, except a user. The reader finds that, as it does when one removes
+  what is planned.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import NamedTuple
 
 import kafka.errors as kafka_errors
 
@@ -28,10 +32,12 @@ from txstream.spouts.kafka_protocol import (
     PartitionError,
     reason_of,
 )
+from txstream.spouts.ranges import Span
+
+_RECENT_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionLog:
+class PartitionLog(NamedTuple):
     """A partition's log as its leader shows it: its first offset, and its end at the isolation level that was
     asked for. The leader still had this epoch when it answered: it refuses a question that names another."""
 
@@ -41,6 +47,27 @@ class PartitionLog:
     leader: Leader = NOBODY
 
 
+@dataclass(slots=True)
+class _Look:
+    """What a look at whole logs found, when it began, and who led then. `furthest` is the sum of the places
+    of the plan that went furthest since: one that does not go on from there is made again."""
+
+    view: ClusterView
+    logs: Mapping[str, PartitionLog]
+    began: float
+    furthest: int
+
+
+@dataclass(slots=True)
+class _Led:
+    """Who leads these partitions in a view, and why some have no leader. Plans ask for the same ones."""
+
+    view: ClusterView
+    names: Collection[str]
+    leaders: dict[Partition, Leader] = field(default_factory=dict)
+    without: dict[str, Unavailable] = field(default_factory=dict)
+
+
 class LogReader:
     """Asks leaders for the bounds of their logs."""
 
@@ -48,31 +75,64 @@ class LogReader:
         self._client = client
         self._watch = watch
         self._seen_down: Mapping[int, str] = {}
+        self._look: _Look | None = None
+        self._led: _Led | None = None
+        self._names: tuple[ClusterView, list[str]] | None = None
 
     def names(self, view: ClusterView) -> list[str]:
         """All partitions of the source's topics that the cluster has."""
-        return [
-            Partition(topic, number).name
-            for topic, known in view.topics.items()
-            if known.info is not None
-            for number in sorted(known.info.leaders)
-        ]
+        if self._names is None or self._names[0] is not view:
+            names = [
+                Partition(topic, number).name
+                for topic, known in view.topics.items()
+                if known.info is not None
+                for number in sorted(known.info.leaders)
+            ]
+            self._names = view, names
+        return self._names[1]
 
     def look(
-        self, names: Iterable[str], view: ClusterView, latest: OffsetQuery, deadline: float
+        self,
+        names: Collection[str],
+        view: ClusterView,
+        latest: OffsetQuery,
+        deadline: float,
+        planned: Mapping[str, Span] | None = None,
     ) -> tuple[dict[str, PartitionLog], dict[str, Unavailable]]:
-        """Return the logs of these partitions, and why some have none now. `deadline` is monotonic."""
-        found, unavailable = self._ask(names, view, [EARLIEST, latest], deadline)
+        """Return the logs of these partitions, and why some have none now. `deadline` is monotonic. With
+        what is `planned` so far, first offsets may be a second old where all older records are in it."""
+        known = None if planned is None else self._recent(names, view, planned)
+        began = monotonic()
+        queries = [EARLIEST, latest] if known is None else [latest]
+        found, unavailable = self._ask(names, view, queries, deadline)
         logs: dict[str, PartitionLog] = {}
-        for partition, (first, end) in found.items():
+        for partition, offsets in found.items():
             info = view.topics[partition.topic].info
             if info is not None:
-                leader = info.leaders[partition.number]
-                logs[partition.name] = PartitionLog(first, end, info.id, leader)
+                name = partition.name
+                first = offsets[0] if known is None else known[name].first
+                logs[name] = PartitionLog(first, offsets[-1], info.id, info.leaders[partition.number])
+        if planned is not None and known is None:
+            self._look = _Look(view, logs, began, _sum_of_places(planned))
         return logs, unavailable
 
+    def _recent(
+        self, names: Collection[str], view: ClusterView, planned: Mapping[str, Span]
+    ) -> Mapping[str, PartitionLog] | None:
+        """Return the logs as the last whole look found them, if that was a moment ago and all that they had
+        then is planned."""
+        look = self._look
+        if look is None or look.view is not view or monotonic() - look.began > _RECENT_SECONDS:
+            return None
+        goes_on = _sum_of_places(planned) > look.furthest
+        logs = look.logs
+        if not (goes_on and all(n in logs and n in planned and logs[n].end <= planned[n].end for n in names)):
+            return None
+        look.furthest = _sum_of_places(planned)
+        return logs
+
     def find(
-        self, names: Iterable[str], view: ClusterView, place: OffsetQuery, deadline: float
+        self, names: Collection[str], view: ClusterView, place: OffsetQuery, deadline: float
     ) -> tuple[dict[str, int], dict[str, Unavailable]]:
         """Return the offset of one place in these partitions (-1 if the log does not have it), and why some
         cannot be asked."""
@@ -80,19 +140,14 @@ class LogReader:
         return {partition.name: offsets[0] for partition, offsets in found.items()}, unavailable
 
     def _ask(
-        self, names: Iterable[str], view: ClusterView, queries: Sequence[OffsetQuery], deadline: float
+        self, names: Collection[str], view: ClusterView, queries: Sequence[OffsetQuery], deadline: float
     ) -> tuple[dict[Partition, tuple[int, ...]], dict[str, Unavailable]]:
-        unavailable: dict[str, Unavailable] = {}
-        leaders: dict[Partition, Leader] = {}
-        for name in sorted(names):
-            partition = Partition.parse(name)
-            leader = self._leader(partition, view)
-            if isinstance(leader, Unavailable):
-                unavailable[name] = leader
-            else:
-                leaders[partition] = leader
+        led = self._led
+        if led is None or led.view is not view or led.names != names:
+            led = self._led = self._leaders(names, view)
+        leaders, unavailable = led.leaders, dict(led.without)
         self._learn_addresses(leaders, view, deadline)
-        answers, unanswered = self._client.offsets(leaders, queries, max(0.05, deadline - time.monotonic()))
+        answers, unanswered = self._client.offsets(leaders, queries, max(0.05, deadline - monotonic()))
         reasons = {
             node: f"broker {node} does not answer ({reason_of(error)})" for node, error in unanswered.items()
         }
@@ -111,6 +166,17 @@ class LogReader:
             else:
                 found[partition] = offsets
         return found, unavailable
+
+    def _leaders(self, names: Collection[str], view: ClusterView) -> _Led:
+        led = _Led(view, names)
+        for name in sorted(names):
+            partition = Partition.parse(name)
+            leader = self._leader(partition, view)
+            if isinstance(leader, Unavailable):
+                led.without[name] = leader
+            else:
+                led.leaders[partition] = leader
+        return led
 
     def _leader(self, partition: Partition, view: ClusterView) -> Leader | Unavailable:
         topic = view.topics.get(partition.topic)
@@ -131,6 +197,10 @@ class LogReader:
         self._seen_down = view.down
         if came_back or not all(map(self._client.knows, {leader.node for leader in leaders.values()})):
             try:
-                self._client.topics((), max(0.05, deadline - time.monotonic()))
+                self._client.topics((), max(0.05, deadline - monotonic()))
             except (kafka_errors.KafkaError, OSError):
                 self._watch.look_again()
+
+
+def _sum_of_places(planned: Mapping[str, Span]) -> int:
+    return sum(one.end for one in planned.values())

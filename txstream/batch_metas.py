@@ -159,6 +159,7 @@ class MetaCodec(Generic[Meta]):
         self.meta_type = meta_type
         kind: Any = meta_type
         self._fields: Mapping[str, frozenset[type]] = _fields_of(kind)
+        self._carried: dict[str, tuple[Meta, dict[str, Any]]] = {}
 
     def encode(self, metas: BatchMetas[Meta]) -> Encoded:
         """Return the metas as JSON values, made once; empty parts are left out."""
@@ -166,7 +167,7 @@ class MetaCodec(Generic[Meta]):
             return metas._encoded[0]
         document = Encoded(partitions={p: self.encode_meta(m) for p, m in metas.partitions.items()})
         if metas.carried:
-            document["carried"] = {p: self.encode_meta(m) for p, m in metas.carried.items()}
+            document["carried"] = self._encode_carried(metas.carried)
         if metas.unavailable:
             document["unavailable"] = dict(metas.unavailable)
         if metas.excluded:
@@ -177,6 +178,18 @@ class MetaCodec(Generic[Meta]):
             document["horizons"] = dict(metas.horizons)
         metas._encoded.append(document)
         return document
+
+    def _encode_carried(self, carried: Mapping[str, Meta]) -> dict[str, dict[str, Any]]:
+        # From batch to batch most of many partitions keep their place, and with it the meta.
+        before = self._carried
+        now: dict[str, tuple[Meta, dict[str, Any]]] = {}
+        for partition, meta in carried.items():
+            known = before.get(partition)
+            if known is None or known[0] is not meta:
+                known = meta, self.encode_meta(meta)
+            now[partition] = known
+        self._carried = now  # several threads encode; whose metas are kept does not matter
+        return {partition: document for partition, (_, document) in now.items()}
 
     def encode_meta(self, meta: Meta) -> dict[str, Any]:
         # Not dataclasses.asdict: its deep copies are most of the cost of a batch over many partitions.

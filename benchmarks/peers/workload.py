@@ -107,21 +107,27 @@ def _words(records: int, keys: int = KEYS) -> np.ndarray[Any, Any]:
 
 
 def make_topic(
-    kafka: str, topic: str, records: int, *, keys: int = KEYS, config: Mapping[str, str] | None = None
+    kafka: str,
+    topic: str,
+    records: int,
+    *,
+    keys: int = KEYS,
+    partitions: int = PARTITIONS,
+    config: Mapping[str, str] | None = None,
 ) -> None:
     """Create a topic with `records` records, dealt in turn over its partitions."""
     admin = AdminClient({"bootstrap.servers": kafka})
-    made = NewTopic(topic, PARTITIONS, 1, config=dict(config or {}))
+    made = NewTopic(topic, partitions, 1, config=dict(config or {}))
     admin.create_topics([made])[topic].result()
     producer = Producer(
         {"bootstrap.servers": kafka, "linger.ms": 20, "queue.buffering.max.messages": 500_000}
     )
     for number, word in enumerate(_words(records, keys).tolist()):
-        _produce(producer, topic, f"word-{word}", number)
+        _produce(producer, topic, f"word-{word}", number % partitions)
     producer.flush()
 
 
-def produce_live(kafka: str, topic: str, rate: int, seconds: float) -> int:
+def produce_live(kafka: str, topic: str, rate: int, seconds: float, *, partitions: int = PARTITIONS) -> int:
     """Produce `rate` records per second at an even pace, one marker in each hundredth of a second. Returns
     how many records were produced."""
     producer = Producer({"bootstrap.servers": kafka, "linger.ms": 0, "acks": 1})
@@ -130,19 +136,19 @@ def produce_live(kafka: str, topic: str, rate: int, seconds: float) -> int:
     for tick in range(int(seconds / _TICK_SECONDS)):
         time.sleep(max(0.0, started + tick * _TICK_SECONDS - time.time()))
         for _ in range(int(rate * _TICK_SECONDS) - 1):
-            _produce(producer, topic, f"word-{next(words)}", number)
+            _produce(producer, topic, f"word-{next(words)}", number % partitions)
             number += 1
-        _produce(producer, topic, f"m-{tick}-{int(time.time() * 1e6)}", number)
+        _produce(producer, topic, f"m-{tick}-{int(time.time() * 1e6)}", number % partitions)
         number += 1
         producer.poll(0)
     producer.flush()
     return number
 
 
-def _produce(producer: Producer, topic: str, word: str, number: int) -> None:
+def _produce(producer: Producer, topic: str, word: str, partition: int) -> None:
     while True:
         try:
-            producer.produce(topic, f"{word} {_PADDING}".encode(), partition=number % PARTITIONS)
+            producer.produce(topic, f"{word} {_PADDING}".encode(), partition=partition)
         except BufferError:
             producer.poll(0.05)
         else:

@@ -5,6 +5,8 @@ The tests of a real cluster are in tests/integration/test_kafka_spout_plan.py.
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from txstream.api.errors import DataLostError
 from txstream.api.spouts import SpoutContext
-from txstream.spouts import kafka_coordinator
+from txstream.spouts import kafka_coordinator, kafka_log_ends
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
 from txstream.spouts.kafka_protocol import EARLIEST, Leader, OffsetQuery, Partition, TopicInfo
@@ -27,6 +29,7 @@ class Cluster:
 
     def __init__(self, *logs: tuple[int, int]) -> None:
         self.logs = list(logs)
+        self.asked: list[Sequence[OffsetQuery]] = []
 
     def connect(self, timeout_seconds: float) -> None:
         pass
@@ -46,6 +49,8 @@ class Cluster:
     def offsets(
         self, leaders: Mapping[Partition, Leader], queries: Sequence[OffsetQuery], timeout_seconds: float
     ) -> tuple[dict[Partition, tuple[int, ...]], dict[int, Exception]]:
+        self.asked.append(queries)
+
         def answers(log: tuple[int, int]) -> tuple[int, ...]:
             return tuple(log[0] if query == EARLIEST else log[1] for query in queries)
 
@@ -111,6 +116,54 @@ def test_a_gap_is_recorded_even_if_nothing_is_read_behind_it(
     found = plans.plan({"t/0": taken(0, place)}, 100)
     assert found == {"t/0": expected}
     assert plans.plan({"t/0": expected}, 100) == {}
+
+
+# --- the first offsets of the logs ------------------------------------------------------------------
+
+
+def test_what_came_since_the_last_look_is_planned_without_asking_where_the_logs_begin(opened: Open) -> None:
+    cluster = Cluster((2, 9), (3, 3))
+    plans = opened(cluster)
+    last: Any = plans.plan({"t/1": taken(0, 3)}, 100)
+    last = {"t/1": taken(0, 3), **last}
+    cluster.asked.clear()
+    cluster.logs = [(2, 12), (3, 4)]
+    assert plans.plan(last, 100) == {"t/0": taken(9, 12), "t/1": taken(3, 4)}
+    assert [EARLIEST in queries for queries in cluster.asked] == [False]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"t/0": taken(0, 9)},
+        {"t/0": taken(0, 9), "t/1": taken(0, 4)},
+        {"t/0": taken(0, 8), "t/1": taken(0, 7)},
+        {"t/0": taken(0, 9), "t/1": taken(0, 5)},
+    ],
+    ids=["a partition without a place", "not all was taken", "not all of one was", "a plan is made again"],
+)
+def test_what_was_there_before_may_be_gone(opened: Open, last: Any) -> None:
+    """Retention removes the oldest records, so a plan over such asks where the logs begin now."""
+    cluster = Cluster((0, 9), (0, 5))
+    plans = opened(cluster)
+    plans.plan({"t/0": taken(0, 9), "t/1": taken(0, 5)}, 100)
+    cluster.logs = [(10, 12), (7, 9)]
+    cluster.asked.clear()
+    with contextlib.suppress(DataLostError):
+        plans.plan(last, 100)
+    assert EARLIEST in cluster.asked[0]
+
+
+def test_a_look_is_too_old_after_a_second(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster((0, 9))
+    plans = opened(cluster)
+    cluster.logs = [(0, 12)]
+    plans.plan({"t/0": taken(0, 9)}, 100)
+    later = time.monotonic() + 1.1
+    monkeypatch.setattr(kafka_log_ends, "monotonic", lambda: later)
+    cluster.asked.clear()
+    plans.plan({"t/0": taken(9, 12)}, 100)
+    assert EARLIEST in cluster.asked[0]
 
 
 # --- stored plans ----------------------------------------------------------------------------------

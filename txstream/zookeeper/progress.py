@@ -228,7 +228,7 @@ class ProgressStore:
         """Raise MetaTooLargeError if `metas` could not be stored. Call it before the batch is emitted: after
         its commit it is too late to refuse the batch."""
         # With the longest attempt id that there is, so that what passes here passes with any id.
-        StoredBatch(metas, AttemptId(MAX_ATTEMPT)).encode(self._codec)
+        StoredBatch(metas, AttemptId(MAX_ATTEMPT)).check_size(self._codec)
 
     def persist(self, txid: Txid, metas: BatchMetas[Any]) -> BatchMetas[Any]:
         """Store the plan of the next txid, before anything of it is emitted. Return what is stored, which is

@@ -24,6 +24,7 @@ COMPRESSED_PAST_BYTES = 64 * 1024
 MAX_REQUEST_BYTES = 900 * 1024
 # Besides one large value, a request has the epoch's check, `current`, a delete, and their paths.
 MAX_DOCUMENT_BYTES = MAX_REQUEST_BYTES - 8 * 1024
+_FITS_BYTES = MAX_DOCUMENT_BYTES // 2  # compressed or not
 _MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 
 T = TypeVar("T")
@@ -86,10 +87,17 @@ class StoredBatch:
 
     def encode(self, codec: MetaCodec[Any]) -> bytes:
         """Raises MetaTooLargeError past what one request to ZooKeeper can carry."""
-        metas = to_json(codec.encode(self.metas))
-        data = pack(f'{{"attempt":{to_json(self.attempt)},"metas":{metas}}}'.encode())
+        data = pack(self._document(codec))
         require_fits(data, len(self.metas.positions()))
         return data
+
+    def check_size(self, codec: MetaCodec[Any]) -> None:
+        """Raises MetaTooLargeError as `encode` does."""
+        if len(self._document(codec)) > _FITS_BYTES:
+            self.encode(codec)
+
+    def _document(self, codec: MetaCodec[Any]) -> bytes:
+        return f'{{"attempt":{to_json(self.attempt)},"metas":{to_json(codec.encode(self.metas))}}}'.encode()
 
     @classmethod
     @functools.lru_cache(maxsize=16)  # few, because they may be large
@@ -175,7 +183,7 @@ def _take_optional_attempt(document: Mapping[str, Any], path: str) -> AttemptId 
 
 def pack(data: bytes) -> bytes:
     """Return this JSON as it is stored: compressed if it is large."""
-    return zlib.compress(data) if len(data) > COMPRESSED_PAST_BYTES else data
+    return zlib.compress(data, zlib.Z_BEST_SPEED) if len(data) > COMPRESSED_PAST_BYTES else data
 
 
 def require_fits(packed: bytes, partitions: int) -> None:
