@@ -135,6 +135,26 @@ def test_a_batch_is_encoded_once_for_its_check_the_ledger_and_zookeeper() -> Non
     assert len(encoded) == 2
 
 
+def test_a_place_that_stays_is_encoded_once_and_one_that_moved_anew() -> None:
+    encoded: list[Range] = []
+
+    class Watched(MetaCodec[Range]):
+        def encode_meta(self, meta: Range) -> dict[str, Any]:
+            encoded.append(meta)
+            return super().encode_meta(meta)
+
+    codec = Watched(Range)
+    stays, moved = Range(0, 5), Range(5, 7)
+    codec.encode(BatchMetas(carried={"stays": stays, "moves": Range(0, 5)}))
+    encoded.clear()
+    document = codec.encode(BatchMetas(carried={"stays": stays, "moves": moved}))
+    assert encoded == [moved]
+    assert (
+        document["carried"]
+        == MetaCodec(Range).encode(BatchMetas({"stays": stays, "moves": moved}))["partitions"]
+    )
+
+
 def test_a_missing_field_takes_its_default() -> None:
     codec: MetaCodec[Everything] = MetaCodec(Everything)
     assert codec.decode_meta({"offset": 4}, "here") == Everything(Offset(4))
