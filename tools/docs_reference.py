@@ -223,7 +223,7 @@ ZNODES: Final[Mapping[str, str]] = {
     "requests/asked": "what operators ask and nobody has answered",
     "requests/answered": "what is in force of it (slots, a pause, a stop), and the leader's newest answers",
     "assignment": "where the tasks of a recent batch ran",
-    "edges": "how many tuples passed between the components of that batch",
+    "edges": "how many tuples passed between the components of that batch, and in what time",
     "failing": "why the attempts of a batch fail",
     "waiting": "what the leader waits for; only while it does",
     "trees": "how tracked tuples are doing",

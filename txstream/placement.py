@@ -24,12 +24,24 @@ class TaskPlace(NamedTuple):
 
 
 class EdgeTuples(NamedTuple):
-    """How many tuples of a stream of `source` the component `target` was given."""
+    """How many tuples of a stream of `source` the component `target` was given, and the time outside of
+    bolts, all tasks together: `send_seconds` to choose tasks and encode, `take_seconds` to fetch and decode.
+    Both are 0 where the tuples stayed in their Spark task; None is not known."""
 
     source: str
     stream: str
     target: str
     tuples: int
+    send_seconds: float | None = None
+    take_seconds: float | None = None
+
+
+def own_seconds(send: float | None, take: float | None) -> tuple[str, str]:
+    """Return the seconds of an edge as cells of a table."""
+    if send == take == 0:
+        return "in its bolt", ""
+    first, second = ("-" if seconds is None else f"{seconds:.3f}" for seconds in (send, take))
+    return first, second
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.embedded.process import wait_until
+from txstream.engine.batch.edge_counts import EdgeName
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.spark.session import COMMIT_POOL, PROCESSING_POOL
 from txstream.engine.spark.spark_runner import SparkRunner
@@ -94,6 +95,11 @@ def test_a_graph_gives_what_it_gives_without_spark(
     assert task_counts(result) == task_counts(expected)
     assert task_counts(committed) == task_counts(expected_commit)
     assert result.crossing == expected.crossing
+    for name in ("edges", "sending_ns", "taking_ns"):
+        assert getattr(result, name).keys() == getattr(expected, name).keys()
+        assert getattr(committed, name).keys() == getattr(expected_commit, name).keys()
+    split_again = EdgeName("both", "left", "default")  # in another Spark task, unless there is one
+    assert (split_again in result.sending_ns) == (split_again in result.taking_ns) == (width > 1)
     # Four bolts read `split`, and the commit phase comes after it: even so, each line was split once.
     executed = notes(tmp_path / "executed")
     assert len(executed) == 231

@@ -16,6 +16,7 @@ from txstream.api.errors import TupleError
 from txstream.api.reducers import Sum
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.batch.runner_contract import edges_of
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import AttemptState, Crash, Fail, TopologyTest, run_bolt
 
@@ -95,6 +96,18 @@ def test_a_topology_with_a_dataframe_bolt(spark: SparkSession) -> None:
         assert sorted(batch.emitted("count")) == [("B", 1), ("a", 2)]
         assert batch.emitted("count", "shouting") == [("B",)]
         assert batch.emitted("shouts") == [(1,)]
+        assert batch.processed is not None
+        assert batch.finished is not None
+        edges = {(one.source, one.target): one for one in edges_of(batch.processed, batch.finished)}
+        assert {pair: one.tuples for pair, one in edges.items()} == {
+            ("words", "count"): 3,
+            ("count", "shouts"): 1,
+            ("count", "store"): 2,
+        }
+        assert edges["words", "count"].take_seconds is None, "Spark takes it in"
+        assert all(one.send_seconds for one in edges.values())
+        assert edges["count", "shouts"].take_seconds
+        assert edges["count", "store"].take_seconds
         assert test.table("words") == {"a": 2, "B": 1}
 
 

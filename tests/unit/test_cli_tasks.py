@@ -14,10 +14,10 @@ from support.memory_zookeeper import MemoryZooKeeper
 from txstream.cli import status as status_module
 from txstream.cli.main import main
 from txstream.inspect.records import TopologySummary
-from txstream.placement import Assignment, TaskPlace
+from txstream.placement import Assignment, EdgeTuples, TaskPlace
 from txstream.semantics import Semantics
 from txstream.transaction import Txid, attempt_id
-from txstream.zookeeper import ASSIGNMENT
+from txstream.zookeeper import ASSIGNMENT, EDGES
 
 STATUS = ["status", "words", "--tasks", "--zookeeper", "127.0.0.1:1"]
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -25,6 +25,10 @@ PLACES = (
     TaskPlace("split", 10, 1, "0", "left", 0.25, 12345),
     TaskPlace("split", 9, 0, "1", "right", 1.5, 0),
     TaskPlace("count", 0, 0, "1", "right", 0.0004, 7),
+)
+EDGES_SEEN = (
+    EdgeTuples("lines", "default", "split", 12345, 0.0, 0.0),
+    EdgeTuples("split", "default", "count", 7, 0.125, 0.5),
 )
 
 
@@ -83,7 +87,9 @@ def test_tasks_are_shown_by_component_and_number(
     zookeeper: MemoryZooKeeper, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = zookeeper.run_topology("words")
-    store.notes.put(ASSIGNMENT, Assignment(Txid(4), attempt_id(2, 7), NOON, PLACES))
+    seen = Assignment(Txid(4), attempt_id(2, 7), NOON, PLACES, edges=EDGES_SEEN)
+    store.notes.put(ASSIGNMENT, seen)
+    store.notes.put(EDGES, seen)
     assert main(STATUS) == 0
     out, err = capsys.readouterr()
     first, *lines = out.splitlines()
@@ -94,18 +100,31 @@ def test_tasks_are_shown_by_component_and_number(
         ["count", "0", "0", "1", "right", "0.000", "7"],
         ["split", "9", "0", "1", "right", "1.500", "0"],
         ["split", "10", "1", "0", "left", "0.250", "12,345"],
+        ["from", "stream", "to", "tuples", "seconds", "to", "send", "to", "take", "in"],
+        ["lines", "default", "split", "12,345", "in", "its", "bolt"],
+        ["split", "default", "count", "7", "0.125", "0.500"],
     ]
     assert err == ""
 
 
 def test_json_has_the_numbers(zookeeper: MemoryZooKeeper, capsys: pytest.CaptureFixture[str]) -> None:
     store = zookeeper.run_topology("words", driver=False)
-    store.notes.put(ASSIGNMENT, Assignment(Txid(4), attempt_id(2, 7), NOON, PLACES))
+    seen = Assignment(Txid(4), attempt_id(2, 7), NOON, PLACES, edges=EDGES_SEEN)
+    store.notes.put(ASSIGNMENT, seen)
+    store.notes.put(EDGES, seen)
     assert main([*STATUS, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["topology"], document["leader"]) == ("words", None)
     assignment = document["assignment"]
-    tasks = assignment.pop("tasks")
+    tasks, edges = assignment.pop("tasks"), assignment.pop("edges")
+    assert edges[1] == {
+        "source": "split",
+        "stream": "default",
+        "target": "count",
+        "tuples": 7,
+        "send_seconds": 0.125,
+        "take_seconds": 0.5,
+    }
     assert assignment == {
         "txid": 4,
         "attempt": attempt_id(2, 7),

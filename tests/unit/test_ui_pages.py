@@ -316,7 +316,12 @@ def test_the_graph_has_tuples_and_seconds_and_marks_the_slowest_task(
         TaskPlace("split", 1, 1, "2", "other", 2.0, 60),
         TaskPlace("<b>count", 0, 0, "1", "host", 0.1, 300),
     ]
-    edges = (EdgeTuples("lines", "default", "split", 100), EdgeTuples("split", "late", "<b>count", 300))
+    edges = (
+        EdgeTuples("lines", "default", "split", 100, 0.0, 0.0),
+        EdgeTuples("split", "late", "<b>count", 300, 0.004, 0.0025),
+        EdgeTuples("split", "frames", "<b>count", 5, 0.25, None),
+        EdgeTuples("split", "older", "<b>count", 9),
+    )
     seen = Assignment(Txid(TXIDS), attempt_id(1, TXIDS), NOON, tuple(places), edges=edges)
     assert "noted no batch yet" in served.get("/topologies/words/graph")
     served.store.notes.put(ASSIGNMENT, seen)
@@ -330,8 +335,12 @@ def test_the_graph_has_tuples_and_seconds_and_marks_the_slowest_task(
     text = served.get("/topologies/words/graph")
     (marked,) = re.findall(r"<title>([^<]*)</title><rect class=\"node slowest", text)
     assert marked == "split"
-    assert text.count('class="edge"') == 2
-    assert ">300 (late)</text>" in text
+    assert text.count('class="edge"') == 4
+    labels = ("100", "300 (late) in 6.5 ms", "5 (frames) in 250 ms", "9 (older)")
+    assert all(f">{label}</text>" in text for label in labels)
+    cells = [re.findall(r"<td[^>]*>([^<]*)</td>", row)[1:] for row in re.findall(r"<tr>.*</tr>", text)]
+    assert ["split", "100", "in its bolt", ""] in cells
+    assert [one[-2:] for one in cells[-3:]] == [["0.004", "0.003"], ["0.250", "-"], ["-", "-"]]
     assert "<b>count" not in text
     assert not re.search(r"\bstyle=", text)
 

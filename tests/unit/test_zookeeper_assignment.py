@@ -36,15 +36,22 @@ class TestShown:
     def test_what_passed_between_components_is_read_as_it_was_written(self, backend: Backend) -> None:
         store = leader_of(backend)
         assert store.notes.get(EDGES) is None
-        edges = (EdgeTuples("lines", "default", "split", 7), EdgeTuples("split", "late", "count", 0))
+        edges = (
+            EdgeTuples("lines", "default", "split", 7, 0.0, 0.0),
+            EdgeTuples("split", "late", "count", 0, 0.5, None),
+        )
         seen = Assignment(Txid(3), attempt_id(1, 7), NOON, (), edges=edges)
         store.notes.put(EDGES, seen)
         assert backend.store().notes.get(EDGES) == seen
-        backend.put(
-            "edges", b'{"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "edges": [["a"]]}'
-        )
-        with pytest.raises(CorruptStateError, match="expected what passed on an edge"):
-            store.notes.get(EDGES)
+        document = '{"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "edges": [[%s]]}'
+        for damaged in ('"a"', '"a", "b", "c", -1', '"a", "b", "c", 7, 1.5', '"a", "b", "c", 7, 1.5, -0.5'):
+            backend.put("edges", (document % damaged).encode())
+            with pytest.raises(CorruptStateError, match="expected what passed on an edge"):
+                store.notes.get(EDGES)
+        backend.put("edges", (document % '"a", "b", "c", 7').encode())  # by a driver of before
+        older = store.notes.get(EDGES)
+        assert older is not None
+        assert older.edges == (EdgeTuples("a", "b", "c", 7, None, None),)
 
     def test_why_a_batch_fails_is_read_as_it_was_written(self, backend: Backend) -> None:
         store = leader_of(backend)

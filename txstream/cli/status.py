@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,7 @@ from txstream.cli.inspection import (
 from txstream.cli.options import check_id
 from txstream.cli.tables import escaped
 from txstream.inspect.databases import is_tracked, tracks_tuples
+from txstream.placement import own_seconds
 from txstream.transaction import epoch_of
 from txstream.wording import counted, in_order
 
@@ -281,7 +283,7 @@ def show_tasks(cli: Cli, settings: Settings, topology_id: str) -> int:
     """Print the stored assignment of tasks. Raises UnknownTopologyError, CorruptStateError."""
     with open_zookeeper(settings) as zookeeper:
         from txstream.batch_metas import MetaCodec
-        from txstream.zookeeper import ASSIGNMENT, Paths
+        from txstream.zookeeper import ASSIGNMENT, EDGES, Paths
         from txstream.zookeeper.paths import with_remedy
 
         if topology_id not in zookeeper.topologies():
@@ -289,10 +291,13 @@ def show_tasks(cli: Cli, settings: Settings, topology_id: str) -> int:
         if is_tracked(zookeeper, topology_id):
             raise tracks_tuples(topology_id)
         try:
-            assignment = zookeeper.progress(topology_id, MetaCodec(Paths)).notes.get(ASSIGNMENT)
+            notes = zookeeper.progress(topology_id, MetaCodec(Paths)).notes
+            assignment, passed = notes.get(ASSIGNMENT), notes.get(EDGES)
         except CorruptStateError as error:
             raise with_remedy(error, topology_id) from error
         leader = zookeeper.leader(topology_id)
+    if assignment and passed and assignment.attempt == passed.attempt:
+        assignment = replace(assignment, edges=passed.edges)
     if cli.as_json:
         document = None if assignment is None else _document(assignment)
         cli.print_json({"topology": topology_id, "leader": leader, "assignment": document})
@@ -323,6 +328,7 @@ def _document(assignment: Assignment) -> dict[str, Any]:
             }
             for place in assignment.in_order()
         ],
+        "edges": [edge._asdict() for edge in assignment.edges],
     }
 
 
@@ -340,6 +346,11 @@ def _print(cli: Cli, topology_id: str, leader: str | None, assignment: Assignmen
             for place in assignment.in_order()
         ],
     )
+    if assignment.edges:
+        cli.print_table(
+            ["from", "stream", "to", ">tuples", ">seconds to send", ">to take in"],
+            [[*one[:4], *own_seconds(one.send_seconds, one.take_seconds)] for one in assignment.edges],
+        )
     if assignment.left_out:
         cli.say(f"{counted(assignment.left_out, 'more task')} left out; those shown took the longest")
     if leader is None:

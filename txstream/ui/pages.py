@@ -16,6 +16,7 @@ import txstream
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.drawing import timeline
 from txstream.drawing.graph import Edge, Node, svg as draw
+from txstream.placement import own_seconds
 from txstream.ui.timeline import STEPS
 from txstream.ui.views import shown_attempt
 from txstream.wording import counted, in_order, shown
@@ -55,6 +56,7 @@ class Pages:
             "moment": moment,
             "shown": shown,
             "seconds": seconds,
+            "own_seconds": own_seconds,
             "told": told,
             "legend": timeline.legend,
             "svg": timeline.svg,
@@ -103,7 +105,13 @@ def flow(graph: Mapping[str, Any]) -> str:
         Edge(
             one["source"],
             one["target"],
-            shown(one["tuples"]) + ("" if one["stream"] == DEFAULT_STREAM else f" ({one['stream']})"),
+            shown(one["tuples"])
+            + ("" if one["stream"] == DEFAULT_STREAM else f" ({one['stream']})")
+            + (
+                f" in {seconds(own)}"
+                if (own := (one["send_seconds"] or 0) + (one["take_seconds"] or 0))
+                else ""
+            ),
         )
         for one in edges
     ]
@@ -130,7 +138,7 @@ def told(value: Any) -> str:
 
 def seconds(number: float) -> str:
     """Return seconds as a step of a batch takes them."""
-    return f"{number * 1000:.0f} ms" if number < 1 else f"{number:.2f} s"
+    return f"{number * 1000:.{1 if 0 < number < 0.01 else 0}f} ms" if number < 1 else f"{number:.2f} s"
 
 
 def moment(time: datetime | str | None) -> str:

@@ -228,7 +228,7 @@ def _decode_edges(data: bytes, path: str) -> tuple[None, Assignment]:
     document = parse_object(data, path, {"txid", "attempt", "at", "edges"})
     edges: list[EdgeTuples] = []
     for one in take(document, "edges", list, path):
-        if not (isinstance(one, list) and [*map(type, one)] == [str, str, str, int] and one[-1] >= 0):
+        if not (isinstance(one, list) and _is_edge(one)):
             raise CorruptStateError(f"{path}: expected what passed on an edge, found {one!r:.200}")
         edges.append(EdgeTuples(*one))
     return None, Assignment(
@@ -237,6 +237,16 @@ def _decode_edges(data: bytes, path: str) -> tuple[None, Assignment]:
         take_time(document, "at", path),
         (),
         edges=tuple(edges),
+    )
+
+
+def _is_edge(row: list[Any]) -> bool:
+    """Are these an edge's names, its tuples and its seconds? Drivers of before wrote no seconds."""
+    return (
+        len(row) in (4, 6)
+        and [*map(type, row[:4])] == [str, str, str, int]
+        and all(seconds is None or type(seconds) is float for seconds in row[4:])
+        and all(number is None or 0 <= number < math.inf for number in row[3:])
     )
 
 
@@ -249,8 +259,8 @@ EDGES = Note[Assignment](
     ).encode(),
     _decode_edges,
 )
-"""How many tuples passed between the components of that batch; its tasks are in `ASSIGNMENT`, which drivers
-of before read, too."""
+"""How many tuples passed between the components of that batch, and in what time; its tasks are in
+`ASSIGNMENT`, which drivers of before read, too."""
 FAILING = Note("failing", _encode_failing, _decode_failing)
 """Why a batch fails."""
 WAITING = Note("waiting", _encode_waiting, _decode_waiting)

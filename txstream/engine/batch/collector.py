@@ -7,6 +7,7 @@ in which they were emitted, so that the same emissions always make the same parc
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -18,10 +19,10 @@ from txstream.api.errors import TupleError, TxstreamError, UsageError
 from txstream.api.rows import UnfitValueError, to_column
 from txstream.api.schema import format_schema, format_type
 from txstream.api.tuples import DEFAULT_STREAM, Chunk
-from txstream.engine.batch.edge_counts import EdgeCount, EdgeName
+from txstream.engine.batch.edge_counts import EdgeCount, EdgeName, shared_out
 from txstream.engine.batch.execution_plan import BoltSpec, Edge, ExecutionPlan, Input
 from txstream.engine.batch.layout import Layout, Stage
-from txstream.engine.batch.messages import Parcel
+from txstream.engine.batch.messages import Element, Parcel, address_messages
 from txstream.engine.batch.routing import Router, open_local_router, open_router
 
 _FLUSH_ROWS = 50_000
@@ -183,7 +184,7 @@ class _Subscription:
 class Outbox:
     """Sends what a stage emits to its readers. `parcels` are the tuples for later stages; `emitted` is
     everything that was emitted, if the plan captures it. `mark` gives ids to tracked tuples; `open_chunk`
-    makes a chunk of tuples that stay in the stage."""
+    makes a chunk of tuples that stay in the stage; `leave_out` takes seconds that are not the bolt's."""
 
     plan: ExecutionPlan
     layout: Layout
@@ -192,9 +193,12 @@ class Outbox:
     give: Give
     mark: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
     open_chunk: OpenChunk = Chunk
+    leave_out: Callable[[float], None] | None = None
     parcels: dict[Parcel, list[pa.RecordBatch]] = field(default_factory=dict)
     emitted: dict[tuple[str, str, int], list[pa.RecordBatch]] = field(default_factory=dict)
     sent: EdgeCount = field(default_factory=Counter)
+    received: EdgeCount = field(default_factory=Counter)
+    sending_ns: EdgeCount = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._subscriptions: dict[tuple[str, str], list[_Subscription]] = {}
@@ -216,26 +220,46 @@ class Outbox:
             subscriptions = takers or subscriptions[:1]
         for subscription in subscriptions:
             bolt, home, router = subscription.bolt, subscription.home, subscription.router
+            edge = EdgeName(bolt.id, source, stream)
             if router is None:
+                self.sent[edge] += batch.num_rows
+                self.received[edge] += batch.num_rows
                 self._post(
                     Parcel(home.position, self.spark_task, bolt.id, 0, source, stream, source_task), batch
                 )
                 continue
+            leaves = home is not self.stage
+            started = time.perf_counter_ns() if leaves else 0
             for task, part in router.route(batch, direct_task):
                 if self.mark is not None:
                     part = self.mark(part)
-                self.sent[EdgeName(bolt.id, source, stream)] += part.num_rows
-                if home is self.stage:
-                    self.give(bolt, task, self.open_chunk(part, source, stream, source_task))
-                else:
+                self.sent[edge] += part.num_rows
+                if leaves:
                     target = self._spark_task_of(bolt, home, task)
                     self._post(
                         Parcel(home.position, target, bolt.id, task, source, stream, source_task), part
                     )
+                else:
+                    self.give(bolt, task, self.open_chunk(part, source, stream, source_task))
+            if leaves:
+                spent = time.perf_counter_ns() - started
+                self.sending_ns[edge] += spent
+                if self.leave_out is not None:
+                    self.leave_out(spent * 1e-9)
 
     def carry(self, parcel: Parcel, table: pa.Table) -> None:
         """Hand on a parcel for a later stage."""
         self.parcels.setdefault(parcel, []).extend(table.to_batches())
+
+    def messages(self, origin: str) -> list[Element]:
+        """The messages for the next stage, if there is one."""
+        following = self.layout.following(self.stage)
+        if following is None:
+            return []
+        started, sizes = time.perf_counter_ns(), Counter[EdgeName]()
+        found = list(address_messages(origin, self.spark_task, following.width, self.tables(), sizes))
+        self.sending_ns.update(shared_out(time.perf_counter_ns() - started, sizes))
+        return found
 
     def tables(self) -> dict[Parcel, pa.Table]:
         """The parcels, each as one table."""

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from txstream.api.errors import ShortBatchError
 from txstream.digests import TableDigest
-from txstream.engine.batch.edge_counts import EdgeCount, counts_of
+from txstream.engine.batch.edge_counts import EdgeCount, EdgeName, counts_of
 from txstream.engine.batch.executor_failures import Failure
 from txstream.engine.batch.sought import Sought
 from txstream.placement import TaskPlace
@@ -103,10 +103,14 @@ def _from_text(text: str) -> pa.RecordBatch:
     return pa.ipc.open_stream(base64.b64decode(text)).read_next_batch()
 
 
-def pack(header: Mapping[str, Any], tables: Mapping[str, pa.Table] | None = None) -> bytes:
-    """Return a message: a JSON header and named Arrow tables."""
+def pack(
+    header: Mapping[str, Any],
+    tables: Mapping[str, pa.Table] | None = None,
+    layout: list[tuple[str, int]] | None = None,
+) -> bytes:
+    """Return a message: a JSON header and named Arrow tables. `layout` gets the bytes of each table."""
     blobs: list[bytes] = []
-    layout: list[tuple[str, int]] = []
+    layout = [] if layout is None else layout
     for name, table in (tables or {}).items():
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -154,6 +158,10 @@ class Parcel(NamedTuple):
     stream: str
     source_task: int
 
+    @property
+    def edge(self) -> EdgeName:
+        return EdgeName(self.component, self.source, self.stream)
+
 
 @dataclass(frozen=True)
 class Message:
@@ -164,13 +172,19 @@ class Message:
     parcels: Mapping[Parcel, pa.Table]
     failure: Failure | None = None
 
-    def encode(self) -> bytes:
+    def encode(self, sizes: EdgeCount | None = None) -> bytes:
+        """Return the message. Its bytes are added to `sizes`, by edge."""
         header: dict[str, Any] = {"origin": self.origin, "from": self.sender}
         if self.failure is not None:
             return pack({**header, "failure": self.failure.to_document()})
         # Rows are counted apart from the tables, so that a loss on the way is noticed.
         header["parcels"] = [[*parcel, table.num_rows] for parcel, table in self.parcels.items()]
-        return pack(header, {str(i): table for i, table in enumerate(self.parcels.values())})
+        layout: list[tuple[str, int]] = []
+        message = pack(header, {str(i): table for i, table in enumerate(self.parcels.values())}, layout)
+        if sizes is not None:
+            for parcel, (_, size) in zip(self.parcels, layout, strict=True):
+                sizes[parcel.edge] += size
+        return message
 
     @classmethod
     def decode(cls, message: bytes) -> Message:
@@ -244,6 +258,8 @@ class Answer:
     places: list[TaskPlace] = field(default_factory=list)
     sent: EdgeCount = field(default_factory=Counter)
     received: EdgeCount = field(default_factory=Counter)
+    sending_ns: EdgeCount = field(default_factory=Counter)
+    taking_ns: EdgeCount = field(default_factory=Counter)
     # By component and name of state, for states that bolts write themselves.
     written: Mapping[tuple[str, str], TableDigest] = field(default_factory=dict)
     tracked: Tracked | None = None
@@ -261,6 +277,8 @@ class Answer:
             "places": self.places,
             "sent": [[*edge, count] for edge, count in self.sent.items()],
             "received": [[*edge, count] for edge, count in self.received.items()],
+            "sending_ns": [[*edge, spent] for edge, spent in self.sending_ns.items()],
+            "taking_ns": [[*edge, spent] for edge, spent in self.taking_ns.items()],
             "written": [[*state, digest.to_document()] for state, digest in self.written.items()],
         }
         tables = [*self.deltas.values(), *self.emitted.values()]
@@ -285,6 +303,8 @@ class Answer:
             places=[TaskPlace(*place) for place in header["places"]],
             sent=counts_of(header["sent"]),
             received=counts_of(header["received"]),
+            sending_ns=counts_of(header["sending_ns"]),
+            taking_ns=counts_of(header["taking_ns"]),
             written={
                 (component, name): TableDigest.from_document(digest)
                 for component, name, digest in header["written"]
@@ -310,15 +330,19 @@ def open_messages(messages: Iterable[bytes], senders: Mapping[str, int], who: st
 
 
 def address_messages(
-    origin: str, sender: int, width: int, parcels: Mapping[Parcel, pa.Table]
+    origin: str,
+    sender: int,
+    width: int,
+    parcels: Mapping[Parcel, pa.Table],
+    sizes: EdgeCount | None = None,
 ) -> Iterator[Element]:
-    """One message for every Spark task of the next stage, which is `width` wide."""
+    """One message for every Spark task of the next stage, which is `width` wide. `sizes` as in `encode`."""
     sorted_out: list[dict[Parcel, pa.Table]] = [{} for _ in range(width)]
     for parcel, table in parcels.items():
         # The address is a Spark task of the next stage. Any of them may carry a parcel for a later stage.
         sorted_out[parcel.spark_task % width][parcel] = table
     for target, selected in enumerate(sorted_out):
-        yield target, Message(origin, sender, selected).encode()
+        yield target, Message(origin, sender, selected).encode(sizes)
 
 
 def address_failure(origin: str, sender: int, width: int, failure: Failure) -> Iterator[Element]:

@@ -13,7 +13,7 @@ from txstream.batch_metas import BatchMetas
 from txstream.digests import TableDigest
 from txstream.engine.batch.edge_counts import EdgeCount
 from txstream.engine.batch.messages import Tracked, WorkOrder
-from txstream.placement import TaskPlace
+from txstream.placement import EdgeTuples, TaskPlace
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ class BatchResult:
 
     `places` are the tasks that ran. `written` is the number of rows that they wrote through a `MapState`,
     `written_by` the digests of those rows, by component and state. `crossing` counts the tuples sent into the
-    commit phase, `edges` those that each subscription received. `kept` is the runner's own: what the commit
-    phase reads, until `release`. `tracked` is what Spark tasks report of trees of tuples. `by_residents` says
-    that Spark tasks that stay ran it.
+    commit phase, `edges` those that each subscription received; `sending_ns` and `taking_ns` are the time
+    that edges took (`edge_counts`). `kept` is the runner's own: what the commit phase reads, until `release`.
+    `tracked` is what Spark tasks report of trees of tuples. `by_residents` says that residents ran it.
     """
 
     deltas: Mapping[str, list[pa.Table]]
@@ -56,7 +56,23 @@ class BatchResult:
     written_by: Mapping[tuple[str, str], TableDigest] = field(default_factory=dict)
     tracked: Sequence[Tracked] = ()
     edges: EdgeCount = field(default_factory=Counter)
+    sending_ns: EdgeCount = field(default_factory=Counter)
+    taking_ns: EdgeCount = field(default_factory=Counter)
     by_residents: bool = False
+
+
+def edges_of(processed: BatchResult, finished: BatchResult) -> list[EdgeTuples]:
+    """Return what passed on each edge in both phases. Nobody knows how long Spark takes to take in what a
+    DataFrame bolt reads."""
+    sending = processed.sending_ns + finished.sending_ns
+    taking = processed.taking_ns + finished.taking_ns
+    return [
+        EdgeTuples(
+            *(edge.source, edge.stream, edge.component, tuples, round(sending[edge] * 1e-9, 6)),
+            None if edge in sending and edge not in taking else round(taking[edge] * 1e-9, 6),
+        )
+        for edge, tuples in (processed.edges + finished.edges).items()
+    ]
 
 
 class BatchRunner(Protocol):

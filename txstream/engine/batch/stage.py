@@ -24,7 +24,7 @@ from txstream.api.tracked import RichBolt
 from txstream.api.tuples import Chunk, Tuple
 from txstream.digests import TableDigest, added_up
 from txstream.engine.batch.collector import Collector, Outbox, Send
-from txstream.engine.batch.edge_counts import EdgeCount, EdgeName
+from txstream.engine.batch.edge_counts import EdgeName
 from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan
 from txstream.engine.batch.executor_failures import CrashError, Failure, describe
 from txstream.engine.batch.layout import Layout, Stage
@@ -65,6 +65,11 @@ class Stopwatch:
         if self._inner:
             self._inner[-1] += elapsed
         return elapsed - inner
+
+    def leave_out(self, seconds: float) -> None:
+        """Leave seconds that have just passed out of the time that is being measured."""
+        if self._inner:
+            self._inner[-1] += seconds
 
 
 class TaskRuntime:
@@ -215,7 +220,6 @@ class StageRun:
     spark_task: int
     order: WorkOrder
     process: WorkerProcess
-    received: EdgeCount = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.outbox = Outbox(self.plan, self.layout, self.stage, self.spark_task, self._give)
@@ -225,6 +229,7 @@ class StageRun:
         self._sent: Counter[tuple[str, int]] = Counter()
         self._hosted: dict[str, dict[int, TaskRuntime]] = {}
         stopwatch = Stopwatch()
+        self.outbox.leave_out = stopwatch.leave_out
         for spec in self.stage.bolts:
             send = self._sender(spec)
             self._hosted[spec.id] = {
@@ -259,7 +264,7 @@ class StageRun:
         rows = len(chunk)
         self._sent[spec.id, task] += rows
         self._hosted[spec.id][task].receive(chunk)
-        self.received[EdgeName(spec.id, chunk.source_component, chunk.source_stream)] += rows
+        self.outbox.received[EdgeName(spec.id, chunk.source_component, chunk.source_stream)] += rows
 
     def finish(self) -> None:
         """Finish the bolts once all tuples have come, from the top down, so that each gets what those above

@@ -48,6 +48,8 @@ def collect_result(
     places: list[TaskPlace] = []
     under_way: EdgeCount = Counter(crossing or {})
     received: EdgeCount = Counter()
+    sending_ns: EdgeCount = Counter()
+    taking_ns: EdgeCount = Counter()
     records, read_seconds, process_seconds = 0, 0.0, 0.0
     answers = list(answers)
     written = added_up(one for answer in answers for one in answer.written.items())
@@ -62,6 +64,8 @@ def collect_result(
         under_way.update(answer.sent)
         under_way.subtract(answer.received)
         received.update(answer.received)
+        sending_ns.update(answer.sending_ns)
+        taking_ns.update(answer.taking_ns)
     # A tracked tuple that is lost leaves its own tree open. The other trees go on.
     if not plan.fed:
         later = {bolt.id for bolt in plan.bolts if bolt.in_commit} if crossing is None else set()
@@ -81,4 +85,6 @@ def collect_result(
         written,
         [answer.tracked for answer in answers if answer.tracked is not None],
         received,
+        sending_ns,
+        taking_ns,
     )

@@ -20,6 +20,7 @@ import pyarrow as pa
 from txstream.api.errors import BoltError, ShortBatchError
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.batch_metas import pieces
+from txstream.engine.batch.edge_counts import EdgeCount, EdgeName, shared_out
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.executor_failures import CrashError, describe
 from txstream.engine.batch.layout import Layout, Stage, lay_out
@@ -31,7 +32,6 @@ from txstream.engine.batch.messages import (
     Message,
     WorkOrder,
     address_failure,
-    address_messages,
     open_messages,
 )
 from txstream.engine.batch.stage import StageRun, TaskFailedError
@@ -73,21 +73,28 @@ def run_later_stage(
     messages: Iterable[bytes],
     senders: Mapping[str, int],
     process: WorkerProcess,
+    fetching_ns: int = 0,
 ) -> list[Element]:
-    """Run the stage at `position` on what was sent to this Spark task. `senders` has, by origin, how many
-    senders there are: each must have sent one message. Returns the elements to hand on."""
+    """Run the stage at `position` on what was sent to this Spark task, which has taken so many nanoseconds to
+    come. `senders` has, by origin, how many senders there are: each must have sent one message. Returns the
+    elements to hand on."""
     layout = lay_out(plan, order.width, order.slots)
     stage = layout.stages[position]
     who = stage.bolts[0].id if stage.bolts else f"stage {position}"
 
     def work(started: float) -> list[Element]:
         run = StageRun(plan, layout, stage, spark_task, order, process)
-        for message in open_messages(messages, senders, repr(who)):
+        opening = time.perf_counter_ns()
+        opened = open_messages(messages, senders, repr(who))
+        taking_ns = _by_edge(plan, opened, fetching_ns + time.perf_counter_ns() - opening)
+        for message in opened:
             if message.failure is not None:
                 raise TaskFailedError(message.failure)
             _deliver(run, message)
         run.finish()
-        return _elements(run, _answer(run, started, 0.0))
+        answer = _answer(run, started, 0.0)
+        answer.taking_ns = taking_ns
+        return _elements(run, answer)
 
     return _reporting(layout, stage, spark_task, who, process, work)
 
@@ -212,13 +219,29 @@ def _deliver(run: StageRun, message: Message) -> None:
             run.deliver(parcel, table)
 
 
+def _by_edge(plan: ExecutionPlan, messages: Iterable[Message], nanoseconds: int) -> EdgeCount:
+    """Divide the time that messages took to be taken in by the bytes of each edge."""
+    if plan.fed:  # nobody is told
+        return Counter()
+    sizes: Counter[EdgeName] = Counter()
+    for message in messages:
+        for parcel, table in message.parcels.items():
+            sizes[parcel.edge] += 1 + table.get_total_buffer_size()
+    # What a DataFrame bolt reads passes by here.
+    found = shared_out(nanoseconds, sizes)
+    return Counter(
+        {edge: spent for edge, spent in found.items() if not plan.bolt(edge.component).is_dataframe}
+    )
+
+
 def _answer(run: StageRun, started: float, waited: float) -> Answer:
     return Answer(
         deltas=run.deltas(),
         emitted=run.outbox.captured(),
         places=run.places(),
         sent=run.outbox.sent,
-        received=run.received,
+        received=run.outbox.received,
+        sending_ns=run.outbox.sending_ns,
         written=run.written(),
         tracked=run.tracked(),
         process_seconds=time.perf_counter() - started - waited,
@@ -226,11 +249,8 @@ def _answer(run: StageRun, started: float, waited: float) -> Answer:
 
 
 def _elements(run: StageRun, answer: Answer) -> list[Element]:
-    elements: list[Element] = [(ANSWER, answer.encode())]
-    following = run.layout.following(run.stage)
-    if following is not None:
-        elements += address_messages(PYTHON, run.spark_task, following.width, run.outbox.tables())
-    return elements
+    messages = run.outbox.messages(PYTHON)  # first, because the answer says how long it took
+    return [(ANSWER, answer.encode()), *messages]
 
 
 def _spout_place(

@@ -17,13 +17,12 @@ from typing import Any
 from txstream.api.errors import StateValueError
 from txstream.batch_metas import MetaCodec
 from txstream.coordinator import EmitCommit
-from txstream.engine.batch.runner_contract import NOTHING, BatchResult, BatchRunner
+from txstream.engine.batch.runner_contract import NOTHING, BatchResult, BatchRunner, edges_of
 from txstream.engine.batch.shares import StateWrite
 from txstream.engine.commit.committer import BatchCommitter, Committing, Prepared, ProcessedBatch
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.workers import Lane
 from txstream.fault_points import Point
-from txstream.placement import EdgeTuples
 from txstream.report import Statistics
 from txstream.transaction import TransactionAttempt, Txid
 
@@ -161,11 +160,8 @@ class CommitPhase:
                 self._watcher.bolts_committed(attempt, finished)
             timing.dead_letters = len(batch.letters)
             self._watcher.wrote(attempt, deltas, batch.letters)
-            edges = [
-                EdgeTuples(edge.source, edge.stream, edge.component, tuples)
-                for edge, tuples in (batch.result.edges + finished.edges).items()
-            ]
             places = [*batch.result.places, *finished.places]
+            edges = edges_of(batch.result, finished)
             self._statistics.saw(attempt, places, edges, by_residents=batch.result.by_residents)
             self._batches.carry_out(self._batches.coordinator.ack(attempt))
 

@@ -37,7 +37,6 @@ from txstream.engine.batch.messages import (
     Message,
     WorkOrder,
     address_failure,
-    address_messages,
 )
 from txstream.engine.batch.stage import TaskFailedError
 from txstream.engine.batch.worker_process import WorkerProcess, worker_process
@@ -328,8 +327,6 @@ def route_blocks(
     """Yield the answer, and the elements for the next stage, of partition `index` of a bolt's results."""
     layout = lay_out(plan, order.width, order.slots)
     stage = layout.home(component)
-    following = layout.following(stage)
-    width = 0 if following is None else following.width
     origin = f"{component}.{stream}"
     started = time.perf_counter()
     try:
@@ -337,17 +334,24 @@ def route_blocks(
         computed = _in_order(_as_declared(blocks, plan.bolt(component).streams[stream], component, stream))
         for batch in computed.to_batches():
             outbox.push(component, stream, index, batch)
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started - outbox.sending_ns.total() * 1e-9
         place = _place(component, index, worker_process(plan), seconds, computed.num_rows)
-        answer = Answer(emitted=outbox.captured(), sent=outbox.sent, places=[place])
-        elements = [(ANSWER, answer.encode())]
-        if following is not None:
-            elements += address_messages(origin, index, width, outbox.tables())
+        messages = outbox.messages(origin)  # first, because the answer says how long it took
+        answer = Answer(
+            emitted=outbox.captured(),
+            places=[place],
+            sent=outbox.sent,
+            received=outbox.received,
+            sending_ns=outbox.sending_ns,
+        )
     except Exception as error:  # noqa: BLE001 - reported as an answer, as every failure on an executor is
         failure = error.failure if isinstance(error, TaskFailedError) else describe(error, component, index)
+        following = layout.following(stage)
+        width = 0 if following is None else following.width
         yield from address_failure(origin, index, width, failure)
     else:
-        yield from elements
+        yield ANSWER, answer.encode()
+        yield from messages
 
 
 def _as_declared(blocks: Iterable[pa.Table], schema: pa.Schema, component: str, stream: str) -> pa.Table:

@@ -216,7 +216,7 @@ class SparkRunner:
         """Process tuples that come from the driver. Raises as `run`."""
         layout = lay_out(self.plan, order.width, order.slots)
         fed = self._context.parallelize(list(enumerate(messages)), len(messages))
-        first = functools.partial(_later_stage, self._shipped, self.plan.run_id, 0, {DRIVER: 1})
+        first = functools.partial(_later_stage, self._shipped, self.plan.run_id, 0, {DRIVER: 1}, False)
         rdd = fed.mapPartitionsWithIndex(first)
         width = layout.stages[0].width
         return self._process_all(_Pipeline(order.attempt, order, layout, rdd, {PYTHON: width}))
@@ -403,11 +403,15 @@ class SparkRunner:
             raise spark_error(error, pipeline.attempt, pipeline.dataframes) from error
 
     def _later_stage(self, pipeline: _Pipeline, stage: Stage) -> RDD[Any]:
-        later = functools.partial(
-            _later_stage, self._shipped, self.plan.run_id, stage.position, dict(pipeline.senders)
-        )
         rdd = pipeline.rdd
-        if stage.width > 1 or sum(pipeline.senders.values()) > 1:
+        moves = stage.width > 1 or sum(pipeline.senders.values()) > 1
+        # Otherwise the stage before runs inside this one's call.
+        fetches = moves or pipeline.settled
+        senders = dict(pipeline.senders)
+        later = functools.partial(
+            _later_stage, self._shipped, self.plan.run_id, stage.position, senders, fetches
+        )
+        if moves:
             rdd = rdd.partitionBy(stage.width, _same)
         return rdd.mapPartitionsWithIndex(later)
 
@@ -494,16 +498,16 @@ def _later_stage(
     run_id: str,
     position: int,
     senders: Mapping[str, int],
+    fetches: bool,
     index: int,
     elements: Iterable[Element],
 ) -> Iterator[Element]:
     plan = shipped_plan(shipped, run_id)
-    messages: list[bytes] = []
-    for target, message in elements:
-        if target == ANSWER:
-            yield target, message
-        else:
-            messages.append(message)
+    started = time.perf_counter_ns()
+    came = list(elements)
+    fetching_ns = time.perf_counter_ns() - started if fetches else 0
+    yield from filter(_is_answer, came)
+    messages = [message for target, message in came if target != ANSWER]
     yield from run_later_stage(
-        plan, position, index, current_order(), messages, senders, worker_process(plan)
+        plan, position, index, current_order(), messages, senders, worker_process(plan), fetching_ns
     )

@@ -35,16 +35,21 @@ ${f'{one["longest_seconds"]:.3f}'}\
 % if graph["edges"]:
 <section>
 <h2>Edges</h2>
-<div class="wide" tabindex="0" role="region" aria-label="Tuples by edge">
+<div class="wide" tabindex="0" role="region" aria-label="Tuples and seconds by edge">
 <table>
-<thead><tr><th scope="col">from</th><th scope="col">stream</th><th scope="col">to</th><th scope="col" class="n">tuples</th></tr></thead>
+<thead><tr><th scope="col">from</th><th scope="col">stream</th><th scope="col">to</th><th scope="col" class="n">tuples</th><th scope="col" class="n">seconds to send</th><th scope="col" class="n">to take in</th></tr></thead>
 <tbody>
 % for one in graph["edges"]:
-<tr><th scope="row">${one["source"]}</th><td>${one["stream"]}</td><td>${one["target"]}</td><td class="n">${shown(one["tuples"])}</td></tr>
+<tr><th scope="row">${one["source"]}</th><td>${one["stream"]}</td><td>${one["target"]}</td><td class="n">${shown(one["tuples"])}</td>\
+% for own in own_seconds(one["send_seconds"], one["take_seconds"]):
+<td class="n">${own}</td>\
+% endfor
+</tr>
 % endfor
 </tbody>
 </table>
 </div>
+<p class="soft">Those of all tasks together, outside of bolts. Tuples that stay in a Spark task are passed on in its bolts' calls.</p>
 </section>
 % endif
 % endif
