@@ -49,7 +49,7 @@ ${f'{one["longest_seconds"]:.3f}'}\
 </tbody>
 </table>
 </div>
-<p class="soft">Those of all tasks together, outside of bolts. Tuples that stay in a Spark task are passed on in its bolts' calls.</p>
+<p class="soft">Seconds of all tasks together, outside of bolts. Within a Spark task, a bolt passes its tuples on in its own call.</p>
 </section>
 % endif
 % endif
