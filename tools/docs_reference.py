@@ -225,6 +225,7 @@ ZNODES: Final[Mapping[str, str]] = {
     "assignment": "where the tasks of a recent batch ran",
     "edges": "how many tuples passed between the components of that batch",
     "failing": "why the attempts of a batch fail",
+    "failing_attempts": "what that batch holds, and its latest attempts, without messages of user code",
     "waiting": "what the leader waits for; only while it does",
     "trees": "how tracked tuples are doing",
     "letters_sent": "the last txid whose dead letters are all in their topic",

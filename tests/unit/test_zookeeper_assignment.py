@@ -19,7 +19,7 @@ from txstream.api.errors import CorruptStateError, FencedError
 from txstream.failing_batch import FailingBatch, Wait
 from txstream.placement import Assignment, EdgeTuples
 from txstream.transaction import Txid, attempt_id
-from txstream.zookeeper import ASSIGNMENT, EDGES, FAILING, WAITING, LostAnswerError
+from txstream.zookeeper import ASSIGNMENT, EDGES, FAILING, FAILING_ATTEMPTS, WAITING, LostAnswerError
 
 PLACE = {"component": "c", "task": 0, "slot": 0, "worker": "1", "host": "h", "seconds": 0.5, "tuples": 3}
 STORED = {"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "left_out": 0, "tasks": [PLACE]}
@@ -58,6 +58,31 @@ class TestShown:
         backend.put("failing", b'{"txid": 0, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "reasons": {}}')
         with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/failing: "):
             store.notes.get(FAILING)
+
+    def test_the_latest_attempts_of_a_failing_batch_are_noted_and_bounded(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        attempts: tuple[dict[str, Any], ...] = (
+            {"attempt": 7, "error": "away", "failed_at": "x", "same": True},
+        )
+        metas: dict[str, Any] = {
+            "partitions": {"lines/0": {"start": 1, "end": 2}},
+            "unavailable": {},
+            "more": 0,
+        }
+        batch = FailingBatch(Txid(2), attempt_id(1, 7), NOON, {"away": 1}, metas, attempts)
+        store.notes.put(FAILING_ATTEMPTS, batch)
+        assert backend.store().notes.get(FAILING_ATTEMPTS) == batch
+        long = {f"lines/{n}": {"place": random.Random(n).randbytes(1000).hex()} for n in range(100)}
+        store.notes.put(FAILING_ATTEMPTS, replace(batch, metas={**metas, "partitions": long}))
+        assert len(backend.get("failing_attempts") or b"") < 2_000
+        without = backend.store().notes.get(FAILING_ATTEMPTS)
+        assert without == replace(
+            batch, metas={}, attempts=({"attempt": 7, "error": "away", "failed_at": "x"},)
+        )
+        document = {"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "reasons": {}, "metas": {}}
+        backend.put("failing_attempts", json.dumps({**document, "attempts": ["x"]}).encode())
+        with pytest.raises(CorruptStateError, match="expected failed attempts"):
+            store.notes.get(FAILING_ATTEMPTS)
 
     def test_what_is_waited_for_is_there_while_it_is(self, backend: Backend) -> None:
         store = leader_of(backend)

@@ -29,7 +29,6 @@ from txstream.inspect.json_documents import (
     flat_row,
 )
 from txstream.inspect.ledgers import failed_attempts, part_of, throughput
-from txstream.inspect.overview import look
 from txstream.inspect.standing import Standing, standing_document
 from txstream.transaction import Txid, epoch_of, sequence_of
 from txstream.wording import in_order
@@ -73,14 +72,30 @@ def batches(
 
 def batch(site: Site, topology_id: str, txid: int) -> dict[str, Any]:
     """As `txstream show ID TXID --json`."""
+    return batch_with(site, topology_id, txid)[0]
+
+
+def batch_with(site: Site, topology_id: str, txid: int) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return a batch, the tables that it may have changed, and in words what could not be looked at."""
+    missing: list[MissingDatabase] = []
     try:
-        return details_document(inspect.batch(topology_id, txid, site.settings, missing=[]))
-    except inspect.UnknownTxidError:
-        with site.zookeeper() as zookeeper:
-            failing = look(zookeeper, topology_id).failing
+        found = inspect.batch(topology_id, txid, site.settings, missing=missing)
+    except inspect.UnknownTxidError as unknown:
+        try:
+            failing = site.look(topology_id).failing
+        except ServiceUnavailableError as error:
+            raise ServiceUnavailableError(f"{unknown}; whether it fails is not known: {error}") from error
         if failing is None or failing.txid != txid:
             raise
-        return {"topology": topology_id, **failing_document(failing)}
+        return {"topology": topology_id, **failing_document(failing)}, [], [str(one) for one in missing]
+    told = [str(one) for one in missing]
+    tables = {name for entry in found.batch.entries for name in entry.details.get("digests") or {}}
+    try:
+        identity = site.look(topology_id).identity
+        tables |= set() if identity is None else {*identity.tables}
+    except TxstreamError as error:
+        told.append(f"what it changed is shown of the tables that its ledger row names: {error}")
+    return details_document(found), sorted(tables), told
 
 
 def _batches(
@@ -206,16 +221,25 @@ def state_of(found: Standing) -> str:
 def timeline(
     site: Site, topology_id: str, before: int | None, limit: int
 ) -> tuple[list[Batch], dict[str, Any]]:
-    """Return consecutive batches, the `earlier` one before them, and where the pages around them begin."""
+    """Return consecutive batches, the `earlier` one before them, for the newest the one after them that is
+    `failing`, and where the pages around them begin."""
     missing: list[MissingDatabase] = []
     read = _batches(site, topology_id, before, limit + 1, missing)
     found, earlier = read[-limit:], read[0] if len(read) > limit else None
     newest = before is None
+    told = [str(one) for one in missing]
+    failing = None
+    if newest:
+        try:
+            failing = site.look(topology_id).failing
+        except TxstreamError as error:
+            told.append(f"whether a batch fails is not known: {error}")
     return found, {
         "earlier": earlier,
+        "failing": failing,
         "older": None if earlier is None else found[0].txid,
         "newer": None if newest or not found else found[-1].txid + 1 + limit,
-        "missing": [str(one) for one in missing],
+        "missing": told,
     }
 
 

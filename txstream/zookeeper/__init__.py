@@ -6,7 +6,15 @@ from txstream.zookeeper.client import ZooKeeper, ZooKeeperProgress
 from txstream.zookeeper.identity import FORMAT, Identity
 from txstream.zookeeper.leadership import Leadership
 from txstream.zookeeper.memory import MemoryProgress, MemoryTree
-from txstream.zookeeper.notes import ASSIGNMENT, EDGES, FAILING, LETTERS_SENT, TREES, WAITING
+from txstream.zookeeper.notes import (
+    ASSIGNMENT,
+    EDGES,
+    FAILING,
+    FAILING_ATTEMPTS,
+    LETTERS_SENT,
+    TREES,
+    WAITING,
+)
 from txstream.zookeeper.paths import ROOT, Paths
 from txstream.zookeeper.progress import ProgressStore
 from txstream.zookeeper.request_queue import OperatorRequests
@@ -18,6 +26,7 @@ __all__ = [
     "ASSIGNMENT",
     "EDGES",
     "FAILING",
+    "FAILING_ATTEMPTS",
     "FORMAT",
     "LETTERS_SENT",
     "ROOT",

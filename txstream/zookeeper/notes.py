@@ -3,8 +3,9 @@
 Invariants.
 - A write whose answer was lost is not repeated. A leader that was succeeded cannot write.
 - A note that is too large is cut; one that cannot be read is a CorruptStateError with its path.
-- `failing` stays after the batch is committed: readers compare its txid with the progress. `waiting` is there
-  only while the leader waits for something, and means nothing once a newer leader has claimed its epoch.
+- `failing` and `failing_attempts` stay after the batch is committed: readers compare the txid with the
+  progress. `waiting` is there only while the leader waits for something, and means nothing once a newer
+  leader has claimed its epoch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from txstream.api.errors import CorruptStateError
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _TRIES = 3
+_LONGEST_ATTEMPTS = 64 * 1024  # bytes, as they are stored
+_WITHOUT_RANGES = ("attempt", "error", "failed_at", "traceback", "same_traceback")
 _FIELDS = {"component", "task", "slot", "worker", "host", "seconds", "tuples"}
 
 
@@ -198,6 +201,30 @@ def _decode_failing(data: bytes, path: str) -> tuple[None, FailingBatch]:
     )
 
 
+def _encode_failing_attempts(batch: FailingBatch, _: Epoch) -> bytes:
+    """Return the note. Ranges, which a source may make as long as it likes, are left out where they are too
+    long; what else there is has a bound."""
+    metas, attempts = batch.metas, list(batch.attempts)
+    while True:
+        document = {"txid": batch.txid, "attempt": batch.attempt, "at": batch.at.isoformat()}
+        document |= {"reasons": dict(batch.reasons), "metas": metas, "attempts": attempts}
+        data = pack(to_json(document).encode())
+        if len(data) <= _LONGEST_ATTEMPTS or not metas:
+            return data
+        metas = {}
+        attempts = [{name: one[name] for name in _WITHOUT_RANGES if name in one} for one in attempts]
+
+
+def _decode_failing_attempts(data: bytes, path: str) -> tuple[None, FailingBatch]:
+    document = parse_object(unpack(data, path), path)
+    metas, attempts = take(document, "metas", dict, path), take(document, "attempts", list, path)
+    if not all(isinstance(one, dict) for one in attempts):
+        raise CorruptStateError(f"{path}: expected failed attempts, found {attempts!r:.200}")
+    failing = {name: value for name, value in document.items() if name not in ("metas", "attempts")}
+    _, batch = _decode_failing(to_json(failing).encode(), path)
+    return None, replace(batch, metas=metas, attempts=tuple(attempts))
+
+
 def _decode_letters_sent(data: bytes, path: str) -> tuple[None, tuple[str, Txid]]:
     document = parse_object(data, path, {"topic", "txid"})
     return None, (take(document, "topic", str, path), Txid(take(document, "txid", int, path)))
@@ -253,6 +280,8 @@ EDGES = Note[Assignment](
 of before read, too."""
 FAILING = Note("failing", _encode_failing, _decode_failing)
 """Why a batch fails."""
+FAILING_ATTEMPTS = Note("failing_attempts", _encode_failing_attempts, _decode_failing_attempts)
+"""The same, with its latest attempts; `FAILING` is what drivers of before read, too."""
 WAITING = Note("waiting", _encode_waiting, _decode_waiting)
 """What the leader waits for, or did when it ended; without waits, the znode is deleted."""
 LETTERS_SENT = Note(

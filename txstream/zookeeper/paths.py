@@ -80,7 +80,7 @@ def znode_in(error: Exception) -> str:
 def remedy(path: str, topology_id: str) -> str:
     """Return what helps if the znode `path` cannot be read."""
     if "/requests/" in path or path.endswith(
-        ("/assignment", "/edges", "/failing", "/waiting", "/trees", "/letters_sent")
+        ("/assignment", "/edges", "/failing", "/failing_attempts", "/waiting", "/trees", "/letters_sent")
     ):
         return (
             f"delete this znode with ZooKeeper's own shell (delete {path}): it is what operators ask or are "

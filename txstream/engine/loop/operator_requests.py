@@ -24,7 +24,17 @@ from txstream.placement import Assignment
 from txstream.story import LONGEST_STORY
 from txstream.transaction import Txid
 from txstream.waiting import Waiting
-from txstream.zookeeper import ASSIGNMENT, EDGES, FAILING, WAITING, Kind, ProgressStore, Request, Requests
+from txstream.zookeeper import (
+    ASSIGNMENT,
+    EDGES,
+    FAILING,
+    FAILING_ATTEMPTS,
+    WAITING,
+    Kind,
+    ProgressStore,
+    Request,
+    Requests,
+)
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +99,12 @@ class Operators:
 
     def failed(self, batch: FailingBatch) -> None:
         """Store an attempt's failure. Each is stored: they are few, since attempts wait ever longer."""
-        self._write(lambda: self._store.notes.put(FAILING, batch))
+
+        def write() -> None:
+            self._store.notes.put(FAILING_ATTEMPTS, batch)
+            self._store.notes.put(FAILING, batch)
+
+        self._write(write)
 
     def note(self, write: Callable[[], None], then: Callable[[], None]) -> None:
         """Have a note stored, and call `then`, whether or not that was possible."""
