@@ -224,6 +224,7 @@ ZNODES: Final[Mapping[str, str]] = {
     "requests/answered": "what is in force of it (slots, a pause, a stop), and the leader's newest answers",
     "assignment": "where the tasks of a recent batch ran",
     "edges": "how many tuples passed between the components of that batch",
+    "ended": "the epoch of the last leader that ended well",
     "failing": "why the attempts of a batch fail",
     "failing_attempts": "what that batch holds, and its latest attempts, without messages of user code",
     "waiting": "what the leader waits for; only while it does",

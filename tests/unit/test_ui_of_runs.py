@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ from support.measured import MeasuredRun, counting
 from support.memory_zookeeper import MemoryZooKeeper
 from support.ui_site import Served
 
-from txstream import BasicBolt, MemorySpout, OutputCollector, Tuple
+from txstream import BasicBolt, MemorySpout, OutputCollector, Tuple, waiting
+from txstream.waiting import RunAbortedError
+from txstream.zookeeper import ROOT, Paths
+from txstream.zookeeper.candidates import candidate_data
 
 MENDED = threading.Event()
 ID = "word-count"
@@ -35,6 +39,62 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(f"TXSTREAM_{name}", raising=False)
     monkeypatch.chdir(tmp_path)
     MENDED.clear()
+
+
+def test_a_wait_for_everything_is_a_band_while_it_lasts_and_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zookeeper = MemoryZooKeeper()
+    served = Served.over(zookeeper, f"sqlite:///{tmp_path / 'state.db'}", monkeypatch)
+    monkeypatch.setattr(waiting, "_LONG_SECONDS", 0.0)
+    with MemorySpout("value string", {"lines/0": ["a", "b"]}) as spout:
+        run = MeasuredRun(counting(spout, Stumbles()), tmp_path / "state.db", zookeeper.memory)
+        run.start()
+        run.wait_for(1)
+        candidate = f"{Paths(ROOT, ID).leader}/{'a' * 32}-0000000001"
+        zookeeper.memory.write(candidate, candidate_data())  # nobody elects where there is no server
+        spout.hide("lines/0", "its broker is away")
+
+        def shown() -> str:
+            served.forget()
+            return served.get(f"/topologies/{ID}/timeline")
+
+        wait_until(lambda: "<title>waits for partition lines/0</title>" in shown(), "the wait is drawn")
+        assert "waited for" not in shown()
+        spout.show("lines/0")
+        spout.append("lines/0", "c")
+        run.wait_for(2)
+        run.stop()
+        later = shown()
+        assert "<title>waited for partition lines/0</title>" in later
+        assert "waits for" not in later
+        assert later.count("waited for partition") == 2, "title and text, of one batch"
+
+
+def test_a_driver_that_ended_well_hands_over_and_one_that_failed_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zookeeper = MemoryZooKeeper()
+    served = Served.over(zookeeper, f"sqlite:///{tmp_path / 'state.db'}", monkeypatch)
+    with MemorySpout("value string", {"lines/0": ["a", "b"]}) as spout:
+        for txid in (1, 2, 3, 4):
+            run = MeasuredRun(counting(spout, Stumbles()), tmp_path / "state.db", zookeeper.memory)
+            run.start()
+            run.wait_for(txid)
+            if txid == 2:
+                run.driver.abort()
+                with pytest.raises(RunAbortedError):
+                    run.stop()
+            else:
+                run.stop()
+            spout.append("lines/0", "c")
+    text = served.get(f"/topologies/{ID}/timeline")
+    assert re.findall("handed to epoch [0-9]+|epoch [0-9]+ leads", text) == [
+        "epoch 3 leads",
+        "handed to epoch 2",
+        "handed to epoch 4",
+    ]
+    assert text.count('<line class="death"') == 2, "one is the legend's"
 
 
 def test_a_batch_that_fails_is_on_the_timeline_with_its_ranges_and_frames(

@@ -162,7 +162,7 @@ def test_a_batch_and_the_timeline_are_shown_from_the_ledger_while_zookeeper_is_a
     assert not any(told in text for text in here.values())
     assert "what it changed is shown of the tables that its ledger row names" in away["/batches/5"]
     assert "ValueError: &lt;b&gt;bad&lt;/b&gt;" in away["/batches/5"]
-    assert "whether a batch fails is not known" in away["/timeline"]
+    assert "whether a batch fails, or the run waits, is not known" in away["/timeline"]
     assert "attempt 1 of txid 5 failed" in away["/timeline"]
     unknown = served.json("/api/topologies/words/batches/31", 503)["error"]
     assert unknown.startswith(

@@ -19,7 +19,7 @@ from txstream.api.errors import CorruptStateError, FencedError
 from txstream.failing_batch import FailingBatch, Wait
 from txstream.placement import Assignment, EdgeTuples
 from txstream.transaction import Txid, attempt_id
-from txstream.zookeeper import ASSIGNMENT, EDGES, FAILING, FAILING_ATTEMPTS, WAITING, LostAnswerError
+from txstream.zookeeper import ASSIGNMENT, EDGES, ENDED, FAILING, FAILING_ATTEMPTS, WAITING, LostAnswerError
 
 PLACE = {"component": "c", "task": 0, "slot": 0, "worker": "1", "host": "h", "seconds": 0.5, "tuples": 3}
 STORED = {"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "left_out": 0, "tasks": [PLACE]}
@@ -83,6 +83,15 @@ class TestShown:
         backend.put("failing_attempts", json.dumps({**document, "attempts": ["x"]}).encode())
         with pytest.raises(CorruptStateError, match="expected failed attempts"):
             store.notes.get(FAILING_ATTEMPTS)
+
+    def test_a_leader_that_ends_well_is_known_to_the_next(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        assert store.notes.get(ENDED) is None
+        store.notes.put(ENDED, None)
+        assert leader_of(backend).notes.get(ENDED) == 1
+        backend.put("ended", b'{"epoch": "1"}')
+        with pytest.raises(CorruptStateError, match="/ended: 'epoch' must be of type int"):
+            store.notes.get(ENDED)
 
     def test_what_is_waited_for_is_there_while_it_is(self, backend: Backend) -> None:
         store = leader_of(backend)

@@ -278,7 +278,7 @@ def attempts_in(listed: Sequence[Any], metas: Mapping[str, Any]) -> list[FailedA
             FailedAttempt(
                 None if _whole(one.get("attempt")) is None else AttemptId(one["attempt"]),
                 str(one.get("error")),
-                _time(one.get("failed_at")),
+                time_of(one.get("failed_at")),
                 **_held(one, metas),
                 traceback=newer if own is not None or one.get("same_traceback") is True else None,
             )
@@ -315,7 +315,8 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _time(value: Any) -> datetime | None:
+def time_of(value: Any) -> datetime | None:
+    """Return a stored time, if it is one."""
     try:
         return datetime.fromisoformat(value) if isinstance(value, str) else None
     except ValueError:

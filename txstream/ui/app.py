@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -169,7 +170,9 @@ class App:
             topology_id,
             "timeline",
             batches=found,
-            drawn=drawn(found, around.pop("earlier"), around["failing"]),
+            drawn=drawn(
+                found, around.pop("earlier"), around["failing"], around.pop("waiting"), datetime.now(UTC)
+            ),
             limit=limit,
             live=topology_id if before is None else None,
             data=address(topology_id, "batches", api=True, before=before, limit=limit),

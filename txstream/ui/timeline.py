@@ -14,11 +14,21 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from txstream.drawing.timeline import Chart, Fate, Range, Run, charts
-from txstream.inspect.ledgers import COMMITTED, attempts_in, failed_attempts, part_of, range_of, ranges_in
+from txstream.inspect.ledgers import (
+    COMMITTED,
+    attempts_in,
+    failed_attempts,
+    part_of,
+    range_of,
+    ranges_in,
+    time_of,
+)
 from txstream.transaction import epoch_of
 
 if TYPE_CHECKING:
-    from txstream.failing_batch import FailingBatch
+    from datetime import datetime
+
+    from txstream.failing_batch import FailingBatch, Wait
     from txstream.inspect.records import Batch, FailedAttempt, PartitionRange
 
 STEPS = ("plan", "process", "wait", "commit")
@@ -70,14 +80,21 @@ class Drawn:
 
 
 def drawn(
-    batches: Sequence[Batch], earlier: Batch | None = None, failing: FailingBatch | None = None
+    batches: Sequence[Batch],
+    earlier: Batch | None = None,
+    failing: FailingBatch | None = None,
+    waiting: Sequence[Wait] = (),
+    now: datetime | None = None,
 ) -> Drawn | None:
     """Return the chart of consecutive batches, oldest first, and of the one after them that keeps `failing`;
-    None without any. `earlier` is the one before them: a takeover may lie between."""
+    None without any. `earlier` is the one before them: a takeover may lie between. `waiting` are the waits
+    that have not ended `now`."""
     attempts: list[Attempt] = []
     outages: list[Outage] = []
     open_outages: dict[str, Outage] = {}
     deaths: list[tuple[float, str]] = []
+    handovers: list[tuple[float, str]] = []
+    waits: list[tuple[float, float, str]] = []
     epoch = None if earlier is None else epoch_of(earlier.first.attempt)
     for batch in batches:
         made = _attempts(batch)
@@ -85,8 +102,12 @@ def drawn(
         began = made[-1].began
         leader = epoch_of(batch.first.attempt)
         if epoch is not None and leader != epoch:
-            deaths.append((made[0].began, f"epoch {leader} leads"))
+            if batch.first.details.get("ended_before") == epoch:
+                handovers.append((made[0].began, f"handed to epoch {leader}"))
+            else:
+                deaths.append((made[0].began, f"epoch {leader} leads"))
         epoch = leader
+        waits += _waits(batch)
         away = part_of(batch.first.metas, "unavailable")
         for name in [name for name in open_outages if name not in away]:
             open_outages.pop(name).ended = began
@@ -104,7 +125,12 @@ def drawn(
     attempts.sort(key=lambda one: one.began)
     gaps = [later.began - earlier.began for earlier, later in pairwise(attempts)]
     pause_seconds = max(1.0, _USUAL_GAPS * median(gaps)) if gaps else 1.0
-    (chart,) = charts([Run(attempts, outages, deaths)], pause_seconds=pause_seconds)
+    until = 0.0
+    if waiting and now is not None:
+        until = now.timestamp()
+        waits += [(one.since.timestamp(), until, f"waits for {one.what}") for one in waiting]
+    run = Run(attempts, outages, deaths, handovers, waits, until)
+    (chart,) = charts([run], pause_seconds=pause_seconds)
     places = {
         one.txid: mark.x
         for one, mark in zip(attempts, chart.columns, strict=True)
@@ -144,6 +170,16 @@ def _attempts(batch: Batch) -> list[Attempt]:
     fate = Fate.COMMITTED if batch.status == COMMITTED else Fate.OPEN
     made.append(Attempt(batch.txid, committed, began, ended, fate))
     return made
+
+
+def _waits(batch: Batch) -> list[tuple[float, float, str]]:
+    stored = batch.first.details.get("waits")
+    found = []
+    for one in stored if isinstance(stored, list) else ():
+        since, until = (time_of(one.get(name)) for name in ("since", "until"))
+        if since is not None and until is not None:
+            found.append((since.timestamp(), until.timestamp(), f"waited for {one.get('what')}"))
+    return found
 
 
 def _failed(batch: FailingBatch) -> list[Attempt]:

@@ -34,7 +34,7 @@ from txstream.transaction import Txid, epoch_of, sequence_of
 from txstream.wording import in_order
 
 if TYPE_CHECKING:
-    from txstream.failing_batch import Wait
+    from txstream.failing_batch import FailingBatch, Wait
     from txstream.inspect.records import Batch, MissingDatabase, TopologySummary
     from txstream.ui.site import Site
 
@@ -222,21 +222,24 @@ def timeline(
     site: Site, topology_id: str, before: int | None, limit: int
 ) -> tuple[list[Batch], dict[str, Any]]:
     """Return consecutive batches, the `earlier` one before them, for the newest the one after them that is
-    `failing`, and where the pages around them begin."""
+    `failing` and what is waited for, and where the pages around them begin."""
     missing: list[MissingDatabase] = []
     read = _batches(site, topology_id, before, limit + 1, missing)
     found, earlier = read[-limit:], read[0] if len(read) > limit else None
     newest = before is None
     told = [str(one) for one in missing]
-    failing = None
+    failing: FailingBatch | None = None
+    waiting: Sequence[Wait] = ()
     if newest:
         try:
-            failing = site.look(topology_id).failing
+            seen = site.look(topology_id)
+            failing, waiting = seen.failing, seen.waiting
         except TxstreamError as error:
-            told.append(f"whether a batch fails is not known: {error}")
+            told.append(f"whether a batch fails, or the run waits, is not known: {error}")
     return found, {
         "earlier": earlier,
         "failing": failing,
+        "waiting": waiting,
         "older": None if earlier is None else found[0].txid,
         "newer": None if newest or not found else found[-1].txid + 1 + limit,
         "missing": told,

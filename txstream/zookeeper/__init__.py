@@ -9,6 +9,7 @@ from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 from txstream.zookeeper.notes import (
     ASSIGNMENT,
     EDGES,
+    ENDED,
     FAILING,
     FAILING_ATTEMPTS,
     LETTERS_SENT,
@@ -25,6 +26,7 @@ from txstream.zookeeper.znode_values import Progress, StoredBatch
 __all__ = [
     "ASSIGNMENT",
     "EDGES",
+    "ENDED",
     "FAILING",
     "FAILING_ATTEMPTS",
     "FORMAT",

@@ -251,6 +251,10 @@ def _decode_waiting(data: bytes, path: str) -> tuple[Epoch, Sequence[Wait]]:
     return Epoch(take(document, "epoch", int, path)), tuple(found)
 
 
+def _decode_ended(data: bytes, path: str) -> tuple[None, Epoch]:
+    return None, Epoch(take(parse_object(data, path, {"epoch"}), "epoch", int, path))
+
+
 def _decode_edges(data: bytes, path: str) -> tuple[None, Assignment]:
     document = parse_object(data, path, {"txid", "attempt", "at", "edges"})
     edges: list[EdgeTuples] = []
@@ -278,6 +282,8 @@ EDGES = Note[Assignment](
 )
 """How many tuples passed between the components of that batch; its tasks are in `ASSIGNMENT`, which drivers
 of before read, too."""
+ENDED = Note[Epoch | None]("ended", lambda _, epoch: to_json({"epoch": epoch}).encode(), _decode_ended)
+"""The epoch of the last leader that ended well, which writes None."""
 FAILING = Note("failing", _encode_failing, _decode_failing)
 """Why a batch fails."""
 FAILING_ATTEMPTS = Note("failing_attempts", _encode_failing_attempts, _decode_failing_attempts)

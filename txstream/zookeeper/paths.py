@@ -10,6 +10,7 @@ from txstream.api.names import validate_topology_id
 from txstream.transaction import Txid
 
 ROOT = "/txstream/topologies"
+_NOTES = {"assignment", "edges", "ended", "failing", "failing_attempts", "letters_sent", "trees", "waiting"}
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,7 @@ def znode_in(error: Exception) -> str:
 
 def remedy(path: str, topology_id: str) -> str:
     """Return what helps if the znode `path` cannot be read."""
-    if "/requests/" in path or path.endswith(
-        ("/assignment", "/edges", "/failing", "/failing_attempts", "/waiting", "/trees", "/letters_sent")
-    ):
+    if "/requests/" in path or path.rpartition("/")[2] in _NOTES:
         return (
             f"delete this znode with ZooKeeper's own shell (delete {path}): it is what operators ask or are "
             f"shown, no progress"

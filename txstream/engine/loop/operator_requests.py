@@ -27,6 +27,7 @@ from txstream.waiting import Waiting
 from txstream.zookeeper import (
     ASSIGNMENT,
     EDGES,
+    ENDED,
     FAILING,
     FAILING_ATTEMPTS,
     WAITING,
@@ -116,8 +117,9 @@ class Operators:
         self._loop.workers.submit(Lane.WRITE, write, lambda _: then(), failed)
 
     def finish(self, write_last: Callable[[], None] | None = None) -> None:
-        """Answer the waiting requests, store the last note (where the last tasks ran, without `write_last`),
-        then set `has_finished`. Called when the run ends well; a FencedError still fails it."""
+        """Answer the waiting requests, store the last notes (without `write_last`, that the run ended well
+        and where the last tasks ran), then set `has_finished`. Called when the run ends well; a FencedError
+        still fails it."""
 
         def finished(_: object = None) -> None:
             self.has_finished = True
@@ -233,6 +235,7 @@ class Operators:
             self._loop.fail_run(error)
 
     def _write_last(self) -> None:
+        self._store.notes.put(ENDED, None)
         if self._newest is not None and self._newest is not self._written:
             self._put(self._newest)
 
