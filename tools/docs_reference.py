@@ -223,6 +223,7 @@ ZNODES: Final[Mapping[str, str]] = {
     "requests/asked": "what operators ask and nobody has answered",
     "requests/answered": "what is in force of it (slots, a pause, a stop), and the leader's newest answers",
     "assignment": "where the tasks of a recent batch ran",
+    "away": "since when plans go without partitions that cannot be read; only while they do",
     "edges": "how many tuples passed between the components of that batch",
     "ended": "the epoch of the last leader that ended well",
     "failing": "why the attempts of a batch fail",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from support.memory_zookeeper import MemoryZooKeeper
 from support.ui_site import Served
 
 from txstream import BasicBolt, MemorySpout, OutputCollector, Tuple, waiting
+from txstream.inspect import standing
+from txstream.inspect.source import SourceNow
 from txstream.waiting import RunAbortedError
 from txstream.zookeeper import ROOT, Paths
 from txstream.zookeeper.candidates import candidate_data
@@ -69,6 +72,35 @@ def test_a_wait_for_everything_is_a_band_while_it_lasts_and_later(
         assert "<title>waited for partition lines/0</title>" in later
         assert "waits for" not in later
         assert later.count("waited for partition") == 2, "title and text, of one batch"
+
+
+def test_a_partition_that_is_away_while_the_others_idle_says_since_when(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zookeeper = MemoryZooKeeper()
+    served = Served.over(zookeeper, f"sqlite:///{tmp_path / 'state.db'}", monkeypatch)
+    answer = SourceNow(unavailable={"lines/1": "its broker is away"})
+    monkeypatch.setattr(standing, "begin_to_ask", lambda *_: lambda: answer)
+    with MemorySpout("value string", {"lines/0": ["a"], "lines/1": ["b"]}) as spout:
+        run = MeasuredRun(counting(spout, Stumbles()), tmp_path / "state.db", zookeeper.memory)
+        run.start()
+        run.wait_for(1)
+        before = datetime.now(UTC)
+        spout.hide("lines/1", "its broker is away")
+
+        def away() -> dict[str, Any]:
+            served.forget()
+            found: dict[str, Any] = served.json(f"/api/topologies/{ID}/source")["partitions"][0]["away"]
+            return found
+
+        wait_until(lambda: away()["since"] is not None, "it is noted")
+        told = away()
+        assert before <= datetime.fromisoformat(told["since"]) <= datetime.now(UTC)
+        assert (told["txid"], told["or_before"]) == (None, False)
+        assert '<span class="bad">since ' in served.get(f"/topologies/{ID}/source")
+        spout.show("lines/1")
+        wait_until(lambda: away()["since"] is None, "it is back")
+        run.stop()
 
 
 def test_a_driver_that_ended_well_hands_over_and_one_that_failed_does_not(

@@ -19,7 +19,16 @@ from txstream.api.errors import CorruptStateError, FencedError
 from txstream.failing_batch import FailingBatch, Wait
 from txstream.placement import Assignment, EdgeTuples
 from txstream.transaction import Txid, attempt_id
-from txstream.zookeeper import ASSIGNMENT, EDGES, ENDED, FAILING, FAILING_ATTEMPTS, WAITING, LostAnswerError
+from txstream.zookeeper import (
+    ASSIGNMENT,
+    AWAY,
+    EDGES,
+    ENDED,
+    FAILING,
+    FAILING_ATTEMPTS,
+    WAITING,
+    LostAnswerError,
+)
 
 PLACE = {"component": "c", "task": 0, "slot": 0, "worker": "1", "host": "h", "seconds": 0.5, "tuples": 3}
 STORED = {"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "left_out": 0, "tasks": [PLACE]}
@@ -83,6 +92,19 @@ class TestShown:
         backend.put("failing_attempts", json.dumps({**document, "attempts": ["x"]}).encode())
         with pytest.raises(CorruptStateError, match="expected failed attempts"):
             store.notes.get(FAILING_ATTEMPTS)
+
+    def test_since_when_partitions_are_away_is_there_while_they_are(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        store.notes.put(AWAY, {f"lines/{n}": NOON for n in range(200)})
+        noted = backend.store().notes.get(AWAY)
+        assert noted is not None
+        assert len(noted) == 100
+        store.notes.put(AWAY, {"lines/1": NOON})
+        assert backend.store().notes.get(AWAY) == {"lines/1": NOON}
+        assert leader_of(backend).notes.get(AWAY) is None, "a former leader's"
+        backend.put("away", b'{"epoch": 1, "since": {"lines/1": "noon"}}')
+        with pytest.raises(CorruptStateError, match="/away: 'lines/1' is not a time"):
+            backend.store().notes.get(AWAY)
 
     def test_a_leader_that_ends_well_is_known_to_the_next(self, backend: Backend) -> None:
         store = leader_of(backend)

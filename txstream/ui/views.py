@@ -273,8 +273,11 @@ def source(site: Site, topology_id: str) -> dict[str, Any]:
             before = one is recent[0] and one.txid > 1
             known = {"txid": one.txid, "since": document(moment), "or_before": before, "reason": str(why)}
             since.setdefault(name, known)
-    for name, why in found.source.unavailable.items():
-        since.setdefault(name, {"txid": None, "since": None, "or_before": True, "reason": str(why)})
+    idle = found.source.unavailable.keys() - since.keys()
+    noted = _away_since(site, topology_id) if idle else {}
+    for name in sorted(idle):
+        known = {"txid": None, "since": document(noted.get(name)), "or_before": name not in noted}
+        since[name] = {**known, "reason": str(found.source.unavailable[name])}
     gaps = [
         {"txid": one.txid, "partition": name, "from": meta["skipped_from"], "to": meta.get("start")}
         for one in recent
@@ -315,6 +318,15 @@ def source(site: Site, topology_id: str) -> dict[str, Any]:
         "gaps": gaps[-_MOST_ROWS:],
         "missing": [str(one) for one in found.missing],
     }
+
+
+def _away_since(site: Site, topology_id: str) -> Mapping[str, datetime]:
+    """Return since when the leader plans without partitions. Ledgers only know that of what it planned."""
+    from txstream.batch_metas import MetaCodec
+    from txstream.zookeeper import AWAY, Paths
+
+    with site.zookeeper() as zookeeper:
+        return zookeeper.progress(topology_id, MetaCodec(Paths)).notes.get(AWAY) or {}
 
 
 def failures(site: Site, topology_id: str, before: int | None = None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from txstream.zookeeper.leadership import Leadership
 from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 from txstream.zookeeper.notes import (
     ASSIGNMENT,
+    AWAY,
     EDGES,
     ENDED,
     FAILING,
@@ -25,6 +26,7 @@ from txstream.zookeeper.znode_values import Progress, StoredBatch
 
 __all__ = [
     "ASSIGNMENT",
+    "AWAY",
     "EDGES",
     "ENDED",
     "FAILING",

@@ -15,6 +15,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from txstream.api.errors import CorruptStateError
@@ -43,6 +44,7 @@ T = TypeVar("T")
 _TRIES = 3
 _LONGEST_ATTEMPTS = 64 * 1024  # bytes, as they are stored
 _WITHOUT_RANGES = ("attempt", "error", "failed_at", "traceback", "same_traceback")
+_MOST_AWAY = 100
 _FIELDS = {"component", "task", "slot", "worker", "host", "seconds", "tuples"}
 
 
@@ -251,6 +253,19 @@ def _decode_waiting(data: bytes, path: str) -> tuple[Epoch, Sequence[Wait]]:
     return Epoch(take(document, "epoch", int, path)), tuple(found)
 
 
+def _encode_away(since: Mapping[str, datetime], epoch: Epoch) -> bytes | None:
+    if not since:
+        return None
+    first = sorted(since.items(), key=lambda one: one[1])[:_MOST_AWAY]
+    return to_json({"epoch": epoch, "since": {name: at.isoformat() for name, at in first}}).encode()
+
+
+def _decode_away(data: bytes, path: str) -> tuple[Epoch, Mapping[str, datetime]]:
+    document = parse_object(data, path, {"epoch", "since"})
+    since = take(document, "since", dict, path)
+    return Epoch(take(document, "epoch", int, path)), {name: take_time(since, name, path) for name in since}
+
+
 def _decode_ended(data: bytes, path: str) -> tuple[None, Epoch]:
     return None, Epoch(take(parse_object(data, path, {"epoch"}), "epoch", int, path))
 
@@ -273,6 +288,8 @@ def _decode_edges(data: bytes, path: str) -> tuple[None, Assignment]:
 
 ASSIGNMENT = Note("assignment", _encode_assignment, _decode_assignment)
 """Where the tasks of a recent batch ran."""
+AWAY = Note[Mapping[str, datetime]]("away", _encode_away, _decode_away)
+"""Since when the leader plans without partitions that cannot be read; without any, the znode is deleted."""
 EDGES = Note[Assignment](
     "edges",
     lambda seen, _: to_json(

@@ -10,7 +10,8 @@ Invariants.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, Protocol
 
 from txstream.api.errors import CorruptStateError, ServiceUnavailableError
@@ -26,6 +27,7 @@ from txstream.transaction import Txid
 from txstream.waiting import Waiting
 from txstream.zookeeper import (
     ASSIGNMENT,
+    AWAY,
     EDGES,
     ENDED,
     FAILING,
@@ -106,6 +108,10 @@ class Operators:
             self._store.notes.put(FAILING, batch)
 
         self._write(write)
+
+    def left_out(self, since: Mapping[str, datetime]) -> None:
+        """Store since when plans go without partitions. Called on any thread."""
+        self._loop.workers.post(lambda: self._write(lambda: self._store.notes.put(AWAY, since)))
 
     def note(self, write: Callable[[], None], then: Callable[[], None]) -> None:
         """Have a note stored, and call `then`, whether or not that was possible."""
