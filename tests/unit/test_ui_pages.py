@@ -36,7 +36,18 @@ from txstream.state import StateDatabase
 from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.ui import site as site_module, views
 from txstream.ui.timeline import seconds_of
-from txstream.zookeeper import ASSIGNMENT, EDGES, FAILING, TREES, WAITING, Identity, Kind, MemoryProgress
+from txstream.zookeeper import (
+    ASSIGNMENT,
+    EDGES,
+    ENDED,
+    FAILING,
+    FAILING_ATTEMPTS,
+    TREES,
+    WAITING,
+    Identity,
+    Kind,
+    MemoryProgress,
+)
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 VIEWS = (
@@ -150,6 +161,23 @@ def test_a_batch_that_fails_shows_its_stored_plan(ledger: Rig, monkeypatch: pyte
     assert '<th scope="row">lines/0</th><td class="n">700</td>' in text
     assert "Nothing else is known of them" in text
     assert "12 attempts failed; what they held is not known." in served.get("/topologies/words/timeline")
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_a_first_batch_that_fails_shows_how_the_driver_before_ended(
+    ledger: Rig, monkeypatch: pytest.MonkeyPatch, well: bool
+) -> None:
+    served = Served(ledger, monkeypatch)
+    if well:
+        served.store.notes.put(ENDED, None)
+    tried = {"attempt": attempt_id(2, 1), "error": "away", "failed_at": NOON.isoformat(), "same": True}
+    held = {"partitions": {"lines/0": {"start": 700, "end": 710}}}
+    failing = FailingBatch(Txid(TXIDS + 1), attempt_id(2, 1), NOON, {"away": 1}, held, [tried])
+    for note in (FAILING_ATTEMPTS, FAILING):
+        served.store.notes.put(note, failing)
+    text = served.get("/topologies/words/timeline")
+    assert "lines/0, 700 to 710: attempt 1 of txid 31 failed" in text
+    assert ("handed to epoch 2" in text, "epoch 2 leads" in text) == (well, not well)
 
 
 def test_a_batch_and_the_timeline_are_shown_from_the_ledger_while_zookeeper_is_away(served: Served) -> None:

@@ -171,7 +171,12 @@ class App:
             "timeline",
             batches=found,
             drawn=drawn(
-                found, around.pop("earlier"), around["failing"], around.pop("waiting"), datetime.now(UTC)
+                found,
+                around.pop("earlier"),
+                around["failing"],
+                around.pop("ended_before"),
+                around.pop("waiting"),
+                datetime.now(UTC),
             ),
             limit=limit,
             live=topology_id if before is None else None,

@@ -83,12 +83,13 @@ def drawn(
     batches: Sequence[Batch],
     earlier: Batch | None = None,
     failing: FailingBatch | None = None,
+    ended_before: int | None = None,
     waiting: Sequence[Wait] = (),
     now: datetime | None = None,
 ) -> Drawn | None:
     """Return the chart of consecutive batches, oldest first, and of the one after them that keeps `failing`;
-    None without any. `earlier` is the one before them: a takeover may lie between. `waiting` are the waits
-    that have not ended `now`."""
+    None without any. `earlier` is the one before them: a takeover may lie between. `ended_before` is the
+    epoch of the last driver that ended well, `waiting` are the waits that have not ended `now`."""
     attempts: list[Attempt] = []
     outages: list[Outage] = []
     open_outages: dict[str, Outage] = {}
@@ -96,16 +97,19 @@ def drawn(
     handovers: list[tuple[float, str]] = []
     waits: list[tuple[float, float, str]] = []
     epoch = None if earlier is None else epoch_of(earlier.first.attempt)
+
+    def changed(at: float, leader: int, ended: object) -> None:
+        if epoch is not None and ended == epoch != leader:
+            handovers.append((at, f"handed to epoch {leader}"))
+        elif epoch not in (None, leader):
+            deaths.append((at, f"epoch {leader} leads"))
+
     for batch in batches:
         made = _attempts(batch)
         attempts += made
         began = made[-1].began
         leader = epoch_of(batch.first.attempt)
-        if epoch is not None and leader != epoch:
-            if batch.first.details.get("ended_before") == epoch:
-                handovers.append((made[0].began, f"handed to epoch {leader}"))
-            else:
-                deaths.append((made[0].began, f"epoch {leader} leads"))
+        changed(made[0].began, leader, batch.first.details.get("ended_before"))
         epoch = leader
         waits += _waits(batch)
         away = part_of(batch.first.metas, "unavailable")
@@ -117,9 +121,7 @@ def drawn(
                 outages.append(open_outages[name])
     if failing is not None and (tried := _failed(failing)):
         attempts += tried
-        leader = epoch_of(failing.attempt)
-        if epoch is not None and leader != epoch:
-            deaths.append((tried[0].began, f"epoch {leader} leads"))
+        changed(tried[0].began, epoch_of(failing.attempt), ended_before)
     if not attempts:
         return None
     attempts.sort(key=lambda one: one.began)

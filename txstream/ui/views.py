@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstream import inspect
 from txstream.api.errors import ServiceUnavailableError, StateTableError, TxstreamError, UsageError
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from txstream.failing_batch import FailingBatch, Wait
     from txstream.inspect.records import Batch, MissingDatabase, TopologySummary
     from txstream.ui.site import Site
+    from txstream.zookeeper.notes import Note
+
+T = TypeVar("T")
 
 DEFAULT_BATCHES = 1_000
 MOST_BATCHES = 10_000
@@ -222,7 +225,9 @@ def timeline(
     site: Site, topology_id: str, before: int | None, limit: int
 ) -> tuple[list[Batch], dict[str, Any]]:
     """Return consecutive batches, the `earlier` one before them, for the newest the one after them that is
-    `failing` and what is waited for, and where the pages around them begin."""
+    `failing`, what is waited for and which driver `ended_before`, and where the pages around them begin."""
+    from txstream.zookeeper import ENDED
+
     missing: list[MissingDatabase] = []
     read = _batches(site, topology_id, before, limit + 1, missing)
     found, earlier = read[-limit:], read[0] if len(read) > limit else None
@@ -230,16 +235,22 @@ def timeline(
     told = [str(one) for one in missing]
     failing: FailingBatch | None = None
     waiting: Sequence[Wait] = ()
+    ended_before: int | None = None
     if newest:
         try:
             seen = site.look(topology_id)
             failing, waiting = seen.failing, seen.waiting
+            if failing is not None and found and failing.txid <= found[-1].txid:
+                failing = None  # the ledger has it by now
+            if failing is not None:
+                ended_before = _noted(site, topology_id, ENDED)
         except TxstreamError as error:
             told.append(f"whether a batch fails, or the run waits, is not known: {error}")
     return found, {
         "earlier": earlier,
         "failing": failing,
         "waiting": waiting,
+        "ended_before": ended_before,
         "older": None if earlier is None else found[0].txid,
         "newer": None if newest or not found else found[-1].txid + 1 + limit,
         "missing": told,
@@ -261,6 +272,8 @@ def changes(site: Site, topology_id: str, txid: int, tables: Sequence[str]) -> l
 def source(site: Site, topology_id: str) -> dict[str, Any]:
     """Return the partitions: where the last committed batch ended, who is away and since which txid, what the
     leader waits for, gaps."""
+    from txstream.zookeeper import AWAY
+
     found = site.standing(topology_id)
     recent = _batches(site, topology_id, None, _RECENT * 2, []) if found.last is not None else []
     since: dict[str, dict[str, Any]] = {}
@@ -273,8 +286,8 @@ def source(site: Site, topology_id: str) -> dict[str, Any]:
             before = one is recent[0] and one.txid > 1
             known = {"txid": one.txid, "since": document(moment), "or_before": before, "reason": str(why)}
             since.setdefault(name, known)
-    idle = found.source.unavailable.keys() - since.keys()
-    noted = _away_since(site, topology_id) if idle else {}
+    idle = found.source.unavailable.keys() - since.keys()  # no ledger row tells before something is planned
+    noted = (_noted(site, topology_id, AWAY) if idle else None) or {}
     for name in sorted(idle):
         known = {"txid": None, "since": document(noted.get(name)), "or_before": name not in noted}
         since[name] = {**known, "reason": str(found.source.unavailable[name])}
@@ -320,13 +333,12 @@ def source(site: Site, topology_id: str) -> dict[str, Any]:
     }
 
 
-def _away_since(site: Site, topology_id: str) -> Mapping[str, datetime]:
-    """Return since when the leader plans without partitions. Ledgers only know that of what it planned."""
+def _noted(site: Site, topology_id: str, note: Note[T]) -> T | None:
     from txstream.batch_metas import MetaCodec
-    from txstream.zookeeper import AWAY, Paths
+    from txstream.zookeeper import Paths
 
     with site.zookeeper() as zookeeper:
-        return zookeeper.progress(topology_id, MetaCodec(Paths)).notes.get(AWAY) or {}
+        return zookeeper.progress(topology_id, MetaCodec(Paths)).notes.get(note)
 
 
 def failures(site: Site, topology_id: str, before: int | None = None) -> dict[str, Any]:
