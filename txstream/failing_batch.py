@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from txstream.transaction import AttemptId, Txid
 
@@ -12,12 +13,16 @@ from txstream.transaction import AttemptId, Txid
 @dataclass(frozen=True, slots=True)
 class FailingBatch:
     """A batch whose attempts fail, as of `at`, when `attempt` failed. `reasons` counts the failures of that
-    run by reason; a reason holds no data of the batch."""
+    run by reason; a reason holds no data of the batch. `metas` are its stored plan, or what its latest
+    attempt held; `attempts` are the latest that failed, oldest first, as the ledger keeps them but without
+    data."""
 
     txid: Txid
     attempt: AttemptId
     at: datetime
     reasons: Mapping[str, int]
+    metas: Mapping[str, Any] = field(default_factory=dict)
+    attempts: Sequence[Mapping[str, Any]] = ()
 
     @property
     def failed_attempts(self) -> int:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import ClassVar, TypeVar
 
 from txstream.api.errors import ServiceUnavailableError, TxstreamError
@@ -24,6 +25,8 @@ T = TypeVar("T")
 BACKOFF = Backoff(first_seconds=0.05, longest_seconds=5.0)
 """What a run leaves between the tries of a wait, and between the attempts of a batch."""
 _LONGEST_REASON = 1_000
+_LONG_SECONDS = 1.0
+_MOST_ENDED = 10
 
 
 class RunAbortedError(TxstreamError):
@@ -66,6 +69,7 @@ class Waiting:
         self._waits: dict[str, Wait] = {}
         self._began: dict[str, float] = {}
         self._unreported: set[str] = set()
+        self._ended: deque[tuple[Wait, datetime]] = deque(maxlen=_MOST_ENDED)
 
     @property
     def waits(self) -> tuple[Wait, ...]:
@@ -148,5 +152,14 @@ class Waiting:
         if found is not None:
             self._began.pop(key, None)
             self._unreported.discard(key)
+            if (now := datetime.now(UTC)) - found.since >= timedelta(seconds=_LONG_SECONDS):
+                self._ended.append((found, now))
             self.changed()
+        return found
+
+    def take_ended(self) -> list[tuple[Wait, datetime]]:
+        """Return the latest waits that were not short and have ended since the last call, and when."""
+        found = []
+        while self._ended:
+            found.append(self._ended.popleft())
         return found

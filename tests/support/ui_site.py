@@ -59,14 +59,28 @@ class Served:
         self.zookeeper = MemoryZooKeeper()
         self.store = self.zookeeper.run_topology(rig.topology)
         self.away = False
-        for module in (site_module, databases, fsck_run):
-            monkeypatch.setattr(module, "open_zookeeper", self._opened)
+        self._open(monkeypatch)
         last = max((row.txid for row in rig.database.batches(rig.topology)), default=0)
         for txid in range(1, last + 1):
             self.store.persist(Txid(txid), metas(10 * txid, partitions))
             self.store.advance(Txid(txid), attempt_id(1, txid), None)
-        settings = Settings(zookeeper="127.0.0.1:1", database=rig.url)
-        self.site = Site(settings)
+        self._serve(rig.url, **options)
+
+    @classmethod
+    def over(cls, zookeeper: MemoryZooKeeper, url: str, monkeypatch: pytest.MonkeyPatch) -> Served:
+        """Return the page over what runs have left."""
+        served = cls.__new__(cls)
+        served.zookeeper, served.away = zookeeper, False
+        served._open(monkeypatch)
+        served._serve(url)
+        return served
+
+    def _open(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in (site_module, databases, fsck_run):
+            monkeypatch.setattr(module, "open_zookeeper", self._opened)
+
+    def _serve(self, url: str, **options: Any) -> None:
+        self.site = Site(Settings(zookeeper="127.0.0.1:1", database=url))
         self.client = TestClient(make_app(self.site, **options), base_url=BASE, follow_redirects=False)
 
     @contextmanager

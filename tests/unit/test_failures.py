@@ -126,6 +126,31 @@ def test_the_ledger_has_the_tracebacks_of_failed_attempts_each_once() -> None:
     assert (third.traceback, own.traceback) == (second.traceback, None)
 
 
+def test_zookeeper_has_attempts_and_frames_without_what_a_record_holds() -> None:
+    word = "".join(("se", "cr", "et"))  # no line of this code has it
+
+    def fails() -> None:
+        raise ValueError(f'{word}\n  File "{word}", line 1, in {word}\n    {word}')
+
+    def evaluates() -> None:
+        eval(f"{word} {word}")  # the SyntaxError shows the text
+
+    partitions = {"lines/0": {"start": 1, "end": 3}}
+    for hides in (False, True):
+        failures = TxidFailures(hides)
+        for number, cause in enumerate((fails, evaluates), 1):
+            with pytest.raises((ValueError, SyntaxError)) as raised:
+                cause()
+            error = travel(describe(raised.value, "split", 0, tuple_of(word)))
+            failures.add(error, attempt(5, number), BatchMetas(partitions=partitions))
+        metas, noted = failures.for_note(dict)
+        assert metas == {"partitions": partitions, "unavailable": {}, "more": 0}
+        assert word not in json.dumps(noted)
+        assert [one["same"] for one in noted] == [True, True]
+        for one, function in zip(noted, ("fails", "evaluates"), strict=True):
+            assert (f"in {function}\n" in one.get("traceback", "")) is not hides
+
+
 def test_the_newest_tracebacks_get_the_room_that_the_ledger_has() -> None:
     failures = TxidFailures()
     for number in range(10):

@@ -285,6 +285,9 @@ def test_a_batch_that_fails_is_shown_before_any_ledger_has_it(
             "last_attempt": attempt_id(2, 9),
             "last_failed_at": NOON.isoformat(),
             "reasons": reasons,
+            "ranges": [],
+            "more_ranges": 0,
+            "latest_attempts": [],
         }
     told("show", "words", "11", status=1)
     for txid in (1, 2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sqlite3
@@ -18,7 +19,7 @@ from urllib.parse import urlencode
 import pytest
 from support.states import Rig
 from support.ui_site import AWAY, TXIDS, Served, filled
-from support.zookeeper_backends import CODEC
+from support.zookeeper_backends import CODEC, metas
 
 from txstream.api.errors import ServiceUnavailableError
 from txstream.cli import failures_shown, status
@@ -26,7 +27,7 @@ from txstream.cli.main import main
 from txstream.cli.ui import metrics_of
 from txstream.compare import kept
 from txstream.failing_batch import FailingBatch, Wait
-from txstream.inspect import Batch, LedgerEntry, overview, standing
+from txstream.inspect import Batch, LedgerEntry, MissingDatabase, databases, overview, standing
 from txstream.inspect.source import SourceNow
 from txstream.placement import Assignment, EdgeTuples, TaskPlace
 from txstream.semantics import Semantics
@@ -35,7 +36,18 @@ from txstream.state import StateDatabase
 from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.ui import site as site_module, views
 from txstream.ui.timeline import seconds_of
-from txstream.zookeeper import ASSIGNMENT, EDGES, FAILING, TREES, WAITING, Identity, Kind, MemoryProgress
+from txstream.zookeeper import (
+    ASSIGNMENT,
+    EDGES,
+    ENDED,
+    FAILING,
+    FAILING_ATTEMPTS,
+    TREES,
+    WAITING,
+    Identity,
+    Kind,
+    MemoryProgress,
+)
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 VIEWS = (
@@ -137,6 +149,71 @@ def test_a_zookeeper_that_is_away_is_told_in_words(served: Served, view: str) ->
     served.away = False
     served.forget()
     served.get("/topologies/words")
+
+
+def test_a_batch_that_fails_shows_its_stored_plan(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(ledger, monkeypatch)
+    served.store.persist(Txid(TXIDS + 1), metas(700))
+    served.store.notes.put(FAILING, FailingBatch(Txid(TXIDS + 1), attempt_id(1, 99), NOON, {"away": 12}))
+    ranges = served.json("/api/topologies/words/batches/31")["ranges"]
+    assert [(one["start"], one["records"]) for one in ranges] == [(700, 10), (700, 10)]
+    text = served.get("/topologies/words/batches/31")
+    assert '<th scope="row">lines/0</th><td class="n">700</td>' in text
+    assert "Nothing else is known of them" in text
+    assert "12 attempts failed; what they held is not known." in served.get("/topologies/words/timeline")
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_a_first_batch_that_fails_shows_how_the_driver_before_ended(
+    ledger: Rig, monkeypatch: pytest.MonkeyPatch, well: bool
+) -> None:
+    served = Served(ledger, monkeypatch)
+    if well:
+        served.store.notes.put(ENDED, None)
+    tried = {"attempt": attempt_id(2, 1), "error": "away", "failed_at": NOON.isoformat(), "same": True}
+    held = {"partitions": {"lines/0": {"start": 700, "end": 710}}}
+    failing = FailingBatch(Txid(TXIDS + 1), attempt_id(2, 1), NOON, {"away": 1}, held, [tried])
+    for note in (FAILING_ATTEMPTS, FAILING):
+        served.store.notes.put(note, failing)
+    text = served.get("/topologies/words/timeline")
+    assert "lines/0, 700 to 710: attempt 1 of txid 31 failed" in text
+    assert ("handed to epoch 2" in text, "epoch 2 leads" in text) == (well, not well)
+
+
+def test_a_batch_and_the_timeline_are_shown_from_the_ledger_while_zookeeper_is_away(served: Served) -> None:
+    here = {view: served.get(f"/topologies/words{view}") for view in ("/batches/5", "/timeline")}
+    served.away = True
+    served.forget()
+    away = {view: served.get(f"/topologies/words{view}") for view in here}
+    told = "ZooKeeper at 127.0.0.1:1 did not answer"
+    assert all(told in text for text in away.values())
+    assert not any(told in text for text in here.values())
+    assert "what it changed is shown of the tables that its ledger row names" in away["/batches/5"]
+    assert "ValueError: &lt;b&gt;bad&lt;/b&gt;" in away["/batches/5"]
+    assert "whether a batch fails, or the run waits, is not known" in away["/timeline"]
+    assert "attempt 1 of txid 5 failed" in away["/timeline"]
+    unknown = served.json("/api/topologies/words/batches/31", 503)["error"]
+    assert unknown.startswith(
+        "the ledger of topology 'words' has no txid 31; it has txid 1 to 30; whether it"
+    )
+
+
+def test_a_batch_names_the_database_that_was_left_out(
+    ledger: Rig, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = MissingDatabase("mysql://far/db", "it does not answer", "start it")
+    real = databases.open_databases
+
+    @contextlib.contextmanager
+    def opened(*given: Any, **options: Any) -> Iterator[Any]:
+        with real(*given, **options) as found:
+            found.missing.append(away)
+            yield found
+
+    monkeypatch.setattr(databases, "open_databases", opened)
+    assert "database mysql://far/db was left out: it does not answer" in served.get(
+        "/topologies/words/batches/5"
+    )
 
 
 def test_a_database_that_is_away_is_told_in_words(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

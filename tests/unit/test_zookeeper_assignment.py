@@ -19,7 +19,16 @@ from txstream.api.errors import CorruptStateError, FencedError
 from txstream.failing_batch import FailingBatch, Wait
 from txstream.placement import Assignment, EdgeTuples
 from txstream.transaction import Txid, attempt_id
-from txstream.zookeeper import ASSIGNMENT, EDGES, FAILING, WAITING, LostAnswerError
+from txstream.zookeeper import (
+    ASSIGNMENT,
+    AWAY,
+    EDGES,
+    ENDED,
+    FAILING,
+    FAILING_ATTEMPTS,
+    WAITING,
+    LostAnswerError,
+)
 
 PLACE = {"component": "c", "task": 0, "slot": 0, "worker": "1", "host": "h", "seconds": 0.5, "tuples": 3}
 STORED = {"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "left_out": 0, "tasks": [PLACE]}
@@ -65,6 +74,53 @@ class TestShown:
         backend.put("failing", b'{"txid": 0, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "reasons": {}}')
         with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/failing: "):
             store.notes.get(FAILING)
+
+    def test_the_latest_attempts_of_a_failing_batch_are_noted_and_bounded(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        attempts: tuple[dict[str, Any], ...] = (
+            {"attempt": 7, "error": "away", "failed_at": "x", "same": True},
+        )
+        metas: dict[str, Any] = {
+            "partitions": {"lines/0": {"start": 1, "end": 2}},
+            "unavailable": {},
+            "more": 0,
+        }
+        batch = FailingBatch(Txid(2), attempt_id(1, 7), NOON, {"away": 1}, metas, attempts)
+        store.notes.put(FAILING_ATTEMPTS, batch)
+        assert backend.store().notes.get(FAILING_ATTEMPTS) == batch
+        long = {f"lines/{n}": {"place": random.Random(n).randbytes(1000).hex()} for n in range(100)}
+        store.notes.put(FAILING_ATTEMPTS, replace(batch, metas={**metas, "partitions": long}))
+        assert len(backend.get("failing_attempts") or b"") < 2_000
+        without = backend.store().notes.get(FAILING_ATTEMPTS)
+        assert without == replace(
+            batch, metas={}, attempts=({"attempt": 7, "error": "away", "failed_at": "x"},)
+        )
+        document = {"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "reasons": {}, "metas": {}}
+        backend.put("failing_attempts", json.dumps({**document, "attempts": ["x"]}).encode())
+        with pytest.raises(CorruptStateError, match="expected failed attempts"):
+            store.notes.get(FAILING_ATTEMPTS)
+
+    def test_since_when_partitions_are_away_is_there_while_they_are(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        store.notes.put(AWAY, {f"lines/{n}": NOON for n in range(200)})
+        noted = backend.store().notes.get(AWAY)
+        assert noted is not None
+        assert len(noted) == 100
+        store.notes.put(AWAY, {"lines/1": NOON})
+        assert backend.store().notes.get(AWAY) == {"lines/1": NOON}
+        assert leader_of(backend).notes.get(AWAY) is None, "a former leader's"
+        backend.put("away", b'{"epoch": 1, "since": {"lines/1": "noon"}}')
+        with pytest.raises(CorruptStateError, match="/away: 'lines/1' is not a time"):
+            backend.store().notes.get(AWAY)
+
+    def test_a_leader_that_ends_well_is_known_to_the_next(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        assert store.notes.get(ENDED) is None
+        store.notes.put(ENDED, None)
+        assert leader_of(backend).notes.get(ENDED) == 1
+        backend.put("ended", b'{"epoch": "1"}')
+        with pytest.raises(CorruptStateError, match="/ended: 'epoch' must be of type int"):
+            store.notes.get(ENDED)
 
     def test_what_is_waited_for_is_there_while_it_is(self, backend: Backend) -> None:
         store = leader_of(backend)

@@ -105,7 +105,7 @@ COMMIT = (
         "5.3",
         "the batch before was committed by the attempt that ZooKeeper has",
         "txstream/engine/commit/committer.py",
-        "after=self._committed_by.get(Txid(attempt.txid - 1)),",
+        "after=after,",
         "",
         "tests/unit/test_recover.py::test_a_copy_of_another_attempt_is_not_built_upon",
         promises=("a-gap-is-refused",),

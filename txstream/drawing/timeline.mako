@@ -7,8 +7,11 @@
 % if compared:
 <span><svg viewBox="0 0 24 18"><rect class="c4" x="2" y="2" width="20" height="14"/><rect class="twice" x="2" y="2" width="20" height="14"/></svg>counted twice</span>
 % endif
-<span><svg viewBox="0 0 24 18"><rect class="away" opacity=".35" width="24" height="18"/></svg>a partition is away</span>
-<span><svg viewBox="0 0 24 18"><line class="death" x1="12" y1="0" x2="12" y2="18"/></svg>${"the driver dies, the next takes over" if compared else "another driver takes over"}</span>
+<span><svg viewBox="0 0 24 18"><rect class="away" opacity=".35" width="24" height="18"/></svg>a partition is away${"" if compared else ", or the run had to wait"}</span>
+<span><svg viewBox="0 0 24 18"><line class="death" x1="12" y1="0" x2="12" y2="18"/></svg>${"the driver dies, the next takes over" if compared else "a driver takes over from one that was killed, was lost or failed"}</span>
+% if not compared:
+<span><svg viewBox="0 0 24 18"><line class="handover" x1="12" y1="0" x2="12" y2="18"/></svg>a driver goes on after one that ended well</span>
+% endif
 % if compared:
 <span>all charts have one time axis, which is wider where more attempts began</span>
 % endif
@@ -17,11 +20,11 @@
 <%def name="chart(chart, label, link)"><svg width="${chart.width}" height="${chart.height}" viewBox="0 0 ${chart.width} ${chart.height}" role="${'img' if link is None else 'group'}"
  aria-label="${label}">
 % for away in chart.outages:
-<rect class="away" opacity=".16" x="${away.x}" y="${chart.top - 24}" width="${away.width}" height="${chart.row * len(chart.rows) + 24}"/>
+<rect class="away" opacity=".16" x="${away.x}" y="${chart.top - 24}" width="${away.width}" height="${chart.row * len(chart.rows) + 24}"><title>${away.text}</title></rect>
 % if away.y is not None:
 <rect class="away" opacity=".45" x="${away.x}" y="${away.y}" width="${away.width}" height="${chart.row}"/>
 % endif
-<text x="${away.x + 2}" y="${chart.top - 28}">${away.text}</text>
+<text x="${away.x + 2}" y="${chart.top - 28}">${away.text[:40]}</text>
 % endfor
 % for row in chart.rows:
 <line class="lane" x1="${row.x}" x2="${row.x + row.width}" y1="${row.y + chart.row / 2}" y2="${row.y + chart.row / 2}"/>
@@ -53,6 +56,10 @@
 % for death in chart.deaths:
 <line class="death" x1="${death.x}" x2="${death.x}" y1="${chart.top - 38}" y2="${chart.top + chart.row * len(chart.rows)}"/>
 <text class="alert middle" x="${death.x}" y="${chart.top - 42}">${death.text}</text>
+% endfor
+% for handover in chart.handovers:
+<line class="handover" x1="${handover.x}" x2="${handover.x}" y1="${chart.top - 38}" y2="${chart.top + chart.row * len(chart.rows)}"/>
+<text class="middle" x="${handover.x}" y="${chart.top - 42}">${handover.text}</text>
 % endfor
 % for tick in chart.ticks:
 <text x="${tick.x}" y="${tick.y + 15}">${tick.text}</text>

@@ -95,15 +95,19 @@ class Away(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """What is drawn: attempts in the order in which they began, outages, and moments with a word each."""
+    """What is drawn: attempts in the order in which they began, outages, and moments with a word each.
+    `waits` are outages of everything, with what was waited for; `until`, if given, is the present."""
 
     made: Sequence[Made]
     outages: Sequence[Away] = ()
     deaths: Sequence[tuple[float, str]] = ()
+    handovers: Sequence[tuple[float, str]] = ()
+    waits: Sequence[tuple[float, float, str]] = ()
+    until: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return max(one.ended or one.began for one in self.made) - self.made[0].began
+        return max(self.until, *(one.ended or one.began for one in self.made)) - self.made[0].began
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,7 @@ class Chart:
     outages: list[Mark] = field(default_factory=list)
     pauses: list[Mark] = field(default_factory=list)
     deaths: list[Mark] = field(default_factory=list)
+    handovers: list[Mark] = field(default_factory=list)
     ticks: list[Mark] = field(default_factory=list)
     row: int = _HIGHEST
     cell: int = _CELL
@@ -280,8 +285,12 @@ def _chart(run: Run, rows: Mapping[str, str], axis: Axis, pause_seconds: float) 
         y = row_of[rows[outage.partition]]
         drawn.outages.append(Mark(x, max(end - x, _CELL), text, y))
     drawn.outages = _told_once(drawn.outages)
+    for since, till, text in run.waits:
+        x = axis.at(since - began)
+        drawn.outages.append(Mark(x, max(axis.at(till - began) - x, _CELL), text))
     drawn.pauses = list(_pauses(run.made, drawn.columns, axis.at(ended - began), ended, pause_seconds))
     drawn.deaths = [Mark(axis.at(at - began), 0, text) for at, text in run.deaths]
+    drawn.handovers = [Mark(axis.at(at - began), 0, text) for at, text in run.handovers]
     return drawn
 
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from txstream.inspect.records import (
         Batch,
         BatchDetails,
+        FailedAttempt,
         LedgerEntry,
+        PartitionRange,
         StateRow,
     )
 
@@ -107,38 +109,42 @@ def details_document(details: BatchDetails) -> dict[str, Any]:
     `failed_attempts` and `taken_up` (by partition, txids)."""
     return {
         **batch_document(details.batch),
-        "ranges": [
-            {
-                "partition": one.partition,
-                "start": one.start,
-                "end": one.end,
-                "records": one.records,
-                "skipped_from": one.skipped_from,
-                "meta": one.meta,
-            }
-            for one in details.ranges
-        ],
+        "ranges": [_range_document(one) for one in details.ranges],
         "path": details.path,
-        "failed_attempts": [
-            {
-                "attempt": one.attempt,
-                "error": one.error,
-                "failed_at": iso(one.failed_at),
-                "ranges": None
-                if one.ranges is None
-                else {held.partition: plain_range(held.meta) for held in one.ranges},
-                "left_out": list(one.left_out),
-                "more": one.more,
-                "traceback": one.traceback,
-            }
-            for one in details.failed_attempts
-        ],
+        "failed_attempts": [_attempt_document(one) for one in details.failed_attempts],
         "taken_up": {name: list(txids) for name, txids in details.taken_up.items()},
     }
 
 
+def _range_document(one: PartitionRange) -> dict[str, Any]:
+    return {
+        "partition": one.partition,
+        "start": one.start,
+        "end": one.end,
+        "records": one.records,
+        "skipped_from": one.skipped_from,
+        "meta": one.meta,
+    }
+
+
+def _attempt_document(one: FailedAttempt) -> dict[str, Any]:
+    return {
+        "attempt": one.attempt,
+        "error": one.error,
+        "failed_at": iso(one.failed_at),
+        "ranges": None
+        if one.ranges is None
+        else {held.partition: plain_range(held.meta) for held in one.ranges},
+        "left_out": list(one.left_out),
+        "more": one.more,
+        "traceback": one.traceback,
+    }
+
+
 def failing_document(batch: FailingBatch) -> dict[str, Any]:
-    """Return a batch whose attempts fail."""
+    """Return a batch whose attempts fail: the latest of them, and what it holds as far as that is known."""
+    from txstream.inspect.ledgers import attempts_in, ranges_in
+
     return {
         "txid": batch.txid,
         "status": "failing",
@@ -146,6 +152,9 @@ def failing_document(batch: FailingBatch) -> dict[str, Any]:
         "last_attempt": batch.attempt,
         "last_failed_at": batch.at.isoformat(),
         "reasons": dict(batch.reasons),
+        "ranges": [_range_document(one) for one in ranges_in(batch.metas)],
+        "more_ranges": batch.metas.get("more", 0),
+        "latest_attempts": [_attempt_document(one) for one in attempts_in(batch.attempts, batch.metas)],
     }
 
 

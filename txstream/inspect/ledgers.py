@@ -261,24 +261,34 @@ def failed_attempts(found: LedgerEntry) -> list[FailedAttempt]:
     """Return the attempts that failed before the one of this row, as far as the row has them."""
     listed = found.details.get("attempts")
     if isinstance(listed, list) and listed:
-        failed, newer = [], None
-        for one in reversed(listed):
-            if not isinstance(one, Mapping):
-                continue
-            own = one.get("traceback")
-            newer = newer if own is None else str(own)
-            failed.append(
-                FailedAttempt(
-                    None if _whole(one.get("attempt")) is None else AttemptId(one["attempt"]),
-                    str(one.get("error")),
-                    _time(one.get("failed_at")),
-                    **_held(one, found.metas),
-                    traceback=newer if own is not None or one.get("same_traceback") is True else None,
-                )
-            )
-        return failed[::-1]
+        return attempts_in(listed, found.metas)
     # Rows of an older txstream have only the last error.
     return [FailedAttempt(None, found.error, None)] if found.error else []
+
+
+def attempts_in(listed: Sequence[Any], metas: Mapping[str, Any]) -> list[FailedAttempt]:
+    """Return failed attempts as they are stored beside `metas`."""
+    failed, newer = [], None
+    for one in reversed(listed):
+        if not isinstance(one, Mapping):
+            continue
+        own = one.get("traceback")
+        newer = newer if own is None else str(own)
+        failed.append(
+            FailedAttempt(
+                None if _whole(one.get("attempt")) is None else AttemptId(one["attempt"]),
+                str(one.get("error")),
+                time_of(one.get("failed_at")),
+                **_held(one, metas),
+                traceback=newer if own is not None or one.get("same_traceback") is True else None,
+            )
+        )
+    return failed[::-1]
+
+
+def ranges_in(metas: Mapping[str, Any]) -> tuple[PartitionRange, ...]:
+    """Return what stored metas hold, by partition in order."""
+    return _ranges(part_of(metas, "partitions"))
 
 
 def _held(failed: Mapping[str, Any], committed: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,7 +315,8 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _time(value: Any) -> datetime | None:
+def time_of(value: Any) -> datetime | None:
+    """Return a stored time, if it is one."""
     try:
         return datetime.fromisoformat(value) if isinstance(value, str) else None
     except ValueError:

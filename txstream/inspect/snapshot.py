@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,17 @@ from txstream.state import BatchRecord, FenceRow, StateBackend
 from txstream.state.reading import StateReading, StoredTable
 from txstream.state.records import AccessDeniedError
 from txstream.transaction import Epoch, Txid
-from txstream.zookeeper import ASSIGNMENT, FAILING, TREES, WAITING, Identity, InForce, Request, Requests
+from txstream.zookeeper import (
+    ASSIGNMENT,
+    FAILING,
+    FAILING_ATTEMPTS,
+    TREES,
+    WAITING,
+    Identity,
+    InForce,
+    Request,
+    Requests,
+)
 
 if TYPE_CHECKING:
     from txstream.failing_batch import FailingBatch, Wait
@@ -162,7 +172,8 @@ def take(
     """Read everything. `codec_for` says how the metas of an identity are read; without it they stay JSON."""
     errors: list[TxstreamError] = []
     identity = _tried(lambda: open_store(codec_for(None)).read_identity(), errors)
-    store = open_store(codec_for(identity))
+    codec = codec_for(identity)
+    store = open_store(codec)
     for _ in range(_READS):
         here: list[TxstreamError] = []
         progress: Progress | None = None if identity is None else _tried(store.load, here)
@@ -178,6 +189,13 @@ def take(
     failing: FailingBatch | None = _tried(partial(store.notes.get, FAILING), others)
     if failing is not None and progress is not None and failing.txid < progress.current:
         failing = None
+    if failing is not None:
+        noted: FailingBatch | None = _tried(partial(store.notes.get, FAILING_ATTEMPTS), others)
+        if noted is not None and noted.txid == failing.txid and noted.attempt >= failing.attempt:
+            failing = noted
+        plan = None if progress is None else progress.batches.get(failing.txid)
+        if plan is not None:
+            failing = replace(failing, metas=codec.encode(plan.metas))
     waiting: tuple[Wait, ...] = _tried(partial(store.notes.get, WAITING), others) or ()
     trees = _tried(partial(store.notes.get, TREES), others)
     if depth is Depth.ALL:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -169,7 +170,14 @@ class App:
             topology_id,
             "timeline",
             batches=found,
-            drawn=drawn(found, around.pop("earlier")),
+            drawn=drawn(
+                found,
+                around.pop("earlier"),
+                around["failing"],
+                around.pop("ended_before"),
+                around.pop("waiting"),
+                datetime.now(UTC),
+            ),
             limit=limit,
             live=topology_id if before is None else None,
             data=address(topology_id, "batches", api=True, before=before, limit=limit),
@@ -178,14 +186,14 @@ class App:
 
     def _batch(self, request: Request, **more: Any) -> Response:
         topology_id, txid = _id(request), int(request.path_params["txid"])
-        found = views.batch(self.site, topology_id, txid)
-        tables = self.site.standing(topology_id).status.tables
+        found, tables, missing = views.batch_with(self.site, topology_id, txid)
         return self._one(
             "batch",
             topology_id,
             "timeline",
             txid=txid,
             batch=found,
+            missing=missing,
             changes=views.changes(self.site, topology_id, txid, tables) if "tuples" in found else [],
             data=address(topology_id, "batches", str(txid), api=True),
             live=None if "tuples" in found else topology_id,

@@ -28,6 +28,7 @@ from txstream.ui.comparing import Comparing
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
     from txstream.inspect.records import FsckReport, TopologySummary
+    from txstream.inspect.snapshot import Snapshot
     from txstream.zookeeper import ZooKeeper
 
 T = TypeVar("T")
@@ -140,6 +141,15 @@ class Site:
                 return standing_of(self.settings, topology_id, zookeeper)
 
         return self.memo(("standing", topology_id), read)
+
+    def look(self, topology_id: str) -> Snapshot:
+        """Return what ZooKeeper has of a topology."""
+
+        def read() -> Snapshot:
+            with self.zookeeper() as zookeeper:
+                return look(zookeeper, topology_id)
+
+        return self.memo(("look", topology_id), read)
 
     def is_tracked(self, topology_id: str) -> bool:
         """Whether it is known to be a topology of tracked tuples."""

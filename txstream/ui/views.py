@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstream import inspect
 from txstream.api.errors import ServiceUnavailableError, StateTableError, TxstreamError, UsageError
@@ -29,15 +29,17 @@ from txstream.inspect.json_documents import (
     flat_row,
 )
 from txstream.inspect.ledgers import failed_attempts, part_of, throughput
-from txstream.inspect.overview import look
 from txstream.inspect.standing import Standing, standing_document
 from txstream.transaction import Txid, epoch_of, sequence_of
 from txstream.wording import in_order
 
 if TYPE_CHECKING:
-    from txstream.failing_batch import Wait
+    from txstream.failing_batch import FailingBatch, Wait
     from txstream.inspect.records import Batch, MissingDatabase, TopologySummary
     from txstream.ui.site import Site
+    from txstream.zookeeper.notes import Note
+
+T = TypeVar("T")
 
 DEFAULT_BATCHES = 1_000
 MOST_BATCHES = 10_000
@@ -73,14 +75,30 @@ def batches(
 
 def batch(site: Site, topology_id: str, txid: int) -> dict[str, Any]:
     """As `txstream show ID TXID --json`."""
+    return batch_with(site, topology_id, txid)[0]
+
+
+def batch_with(site: Site, topology_id: str, txid: int) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return a batch, the tables that it may have changed, and in words what could not be looked at."""
+    missing: list[MissingDatabase] = []
     try:
-        return details_document(inspect.batch(topology_id, txid, site.settings, missing=[]))
-    except inspect.UnknownTxidError:
-        with site.zookeeper() as zookeeper:
-            failing = look(zookeeper, topology_id).failing
+        found = inspect.batch(topology_id, txid, site.settings, missing=missing)
+    except inspect.UnknownTxidError as unknown:
+        try:
+            failing = site.look(topology_id).failing
+        except ServiceUnavailableError as error:
+            raise ServiceUnavailableError(f"{unknown}; whether it fails is not known: {error}") from error
         if failing is None or failing.txid != txid:
             raise
-        return {"topology": topology_id, **failing_document(failing)}
+        return {"topology": topology_id, **failing_document(failing)}, [], [str(one) for one in missing]
+    told = [str(one) for one in missing]
+    tables = {name for entry in found.batch.entries for name in entry.details.get("digests") or {}}
+    try:
+        identity = site.look(topology_id).identity
+        tables |= set() if identity is None else {*identity.tables}
+    except TxstreamError as error:
+        told.append(f"what it changed is shown of the tables that its ledger row names: {error}")
+    return details_document(found), sorted(tables), told
 
 
 def _batches(
@@ -206,16 +224,36 @@ def state_of(found: Standing) -> str:
 def timeline(
     site: Site, topology_id: str, before: int | None, limit: int
 ) -> tuple[list[Batch], dict[str, Any]]:
-    """Return consecutive batches, the `earlier` one before them, and where the pages around them begin."""
+    """Return consecutive batches, the `earlier` one before them, for the newest the one after them that is
+    `failing`, what is waited for and which driver `ended_before`, and where the pages around them begin."""
+    from txstream.zookeeper import ENDED
+
     missing: list[MissingDatabase] = []
     read = _batches(site, topology_id, before, limit + 1, missing)
     found, earlier = read[-limit:], read[0] if len(read) > limit else None
     newest = before is None
+    told = [str(one) for one in missing]
+    failing: FailingBatch | None = None
+    waiting: Sequence[Wait] = ()
+    ended_before: int | None = None
+    if newest:
+        try:
+            seen = site.look(topology_id)
+            failing, waiting = seen.failing, seen.waiting
+            if failing is not None and found and failing.txid <= found[-1].txid:
+                failing = None  # the ledger has it by now
+            if failing is not None:
+                ended_before = _noted(site, topology_id, ENDED)
+        except TxstreamError as error:
+            told.append(f"whether a batch fails, or the run waits, is not known: {error}")
     return found, {
         "earlier": earlier,
+        "failing": failing,
+        "waiting": waiting,
+        "ended_before": ended_before,
         "older": None if earlier is None else found[0].txid,
         "newer": None if newest or not found else found[-1].txid + 1 + limit,
-        "missing": [str(one) for one in missing],
+        "missing": told,
     }
 
 
@@ -234,6 +272,8 @@ def changes(site: Site, topology_id: str, txid: int, tables: Sequence[str]) -> l
 def source(site: Site, topology_id: str) -> dict[str, Any]:
     """Return the partitions: where the last committed batch ended, who is away and since which txid, what the
     leader waits for, gaps."""
+    from txstream.zookeeper import AWAY
+
     found = site.standing(topology_id)
     recent = _batches(site, topology_id, None, _RECENT * 2, []) if found.last is not None else []
     since: dict[str, dict[str, Any]] = {}
@@ -246,8 +286,11 @@ def source(site: Site, topology_id: str) -> dict[str, Any]:
             before = one is recent[0] and one.txid > 1
             known = {"txid": one.txid, "since": document(moment), "or_before": before, "reason": str(why)}
             since.setdefault(name, known)
-    for name, why in found.source.unavailable.items():
-        since.setdefault(name, {"txid": None, "since": None, "or_before": True, "reason": str(why)})
+    idle = found.source.unavailable.keys() - since.keys()  # no ledger row tells before something is planned
+    noted = (_noted(site, topology_id, AWAY) if idle else None) or {}
+    for name in sorted(idle):
+        known = {"txid": None, "since": document(noted.get(name)), "or_before": name not in noted}
+        since[name] = {**known, "reason": str(found.source.unavailable[name])}
     gaps = [
         {"txid": one.txid, "partition": name, "from": meta["skipped_from"], "to": meta.get("start")}
         for one in recent
@@ -288,6 +331,14 @@ def source(site: Site, topology_id: str) -> dict[str, Any]:
         "gaps": gaps[-_MOST_ROWS:],
         "missing": [str(one) for one in found.missing],
     }
+
+
+def _noted(site: Site, topology_id: str, note: Note[T]) -> T | None:
+    from txstream.batch_metas import MetaCodec
+    from txstream.zookeeper import Paths
+
+    with site.zookeeper() as zookeeper:
+        return zookeeper.progress(topology_id, MetaCodec(Paths)).notes.get(note)
 
 
 def failures(site: Site, topology_id: str, before: int | None = None) -> dict[str, Any]:

@@ -6,7 +6,17 @@ from txstream.zookeeper.client import ZooKeeper, ZooKeeperProgress
 from txstream.zookeeper.identity import FORMAT, Identity
 from txstream.zookeeper.leadership import Leadership
 from txstream.zookeeper.memory import MemoryProgress, MemoryTree
-from txstream.zookeeper.notes import ASSIGNMENT, EDGES, FAILING, LETTERS_SENT, TREES, WAITING
+from txstream.zookeeper.notes import (
+    ASSIGNMENT,
+    AWAY,
+    EDGES,
+    ENDED,
+    FAILING,
+    FAILING_ATTEMPTS,
+    LETTERS_SENT,
+    TREES,
+    WAITING,
+)
 from txstream.zookeeper.paths import ROOT, Paths
 from txstream.zookeeper.progress import ProgressStore
 from txstream.zookeeper.request_queue import OperatorRequests
@@ -16,8 +26,11 @@ from txstream.zookeeper.znode_values import Progress, StoredBatch
 
 __all__ = [
     "ASSIGNMENT",
+    "AWAY",
     "EDGES",
+    "ENDED",
     "FAILING",
+    "FAILING_ATTEMPTS",
     "FORMAT",
     "LETTERS_SENT",
     "ROOT",

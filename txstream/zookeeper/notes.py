@@ -3,8 +3,9 @@
 Invariants.
 - A write whose answer was lost is not repeated. A leader that was succeeded cannot write.
 - A note that is too large is cut; one that cannot be read is a CorruptStateError with its path.
-- `failing` stays after the batch is committed: readers compare its txid with the progress. `waiting` is there
-  only while the leader waits for something, and means nothing once a newer leader has claimed its epoch.
+- `failing` and `failing_attempts` stay after the batch is committed: readers compare the txid with the
+  progress. `waiting` is there only while the leader waits for something, and means nothing once a newer
+  leader has claimed its epoch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from txstream.api.errors import CorruptStateError
@@ -40,6 +42,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _TRIES = 3
+_LONGEST_ATTEMPTS = 64 * 1024  # bytes, as they are stored
+_WITHOUT_RANGES = ("attempt", "error", "failed_at", "traceback", "same_traceback")
+_MOST_AWAY = 100
 _FIELDS = {"component", "task", "slot", "worker", "host", "seconds", "tuples"}
 
 
@@ -198,6 +203,30 @@ def _decode_failing(data: bytes, path: str) -> tuple[None, FailingBatch]:
     )
 
 
+def _encode_failing_attempts(batch: FailingBatch, _: Epoch) -> bytes:
+    """Return the note. Ranges, which a source may make as long as it likes, are left out where they are too
+    long; what else there is has a bound."""
+    metas, attempts = batch.metas, list(batch.attempts)
+    while True:
+        document = {"txid": batch.txid, "attempt": batch.attempt, "at": batch.at.isoformat()}
+        document |= {"reasons": dict(batch.reasons), "metas": metas, "attempts": attempts}
+        data = pack(to_json(document).encode())
+        if len(data) <= _LONGEST_ATTEMPTS or not metas:
+            return data
+        metas = {}
+        attempts = [{name: one[name] for name in _WITHOUT_RANGES if name in one} for one in attempts]
+
+
+def _decode_failing_attempts(data: bytes, path: str) -> tuple[None, FailingBatch]:
+    document = parse_object(unpack(data, path), path)
+    metas, attempts = take(document, "metas", dict, path), take(document, "attempts", list, path)
+    if not all(isinstance(one, dict) for one in attempts):
+        raise CorruptStateError(f"{path}: expected failed attempts, found {attempts!r:.200}")
+    failing = {name: value for name, value in document.items() if name not in ("metas", "attempts")}
+    _, batch = _decode_failing(to_json(failing).encode(), path)
+    return None, replace(batch, metas=metas, attempts=tuple(attempts))
+
+
 def _decode_letters_sent(data: bytes, path: str) -> tuple[None, tuple[str, Txid]]:
     document = parse_object(data, path, {"topic", "txid"})
     return None, (take(document, "topic", str, path), Txid(take(document, "txid", int, path)))
@@ -222,6 +251,23 @@ def _decode_waiting(data: bytes, path: str) -> tuple[Epoch, Sequence[Wait]]:
         what, because, reason = (take(one, name, str, path) for name in ("what", "because", "reason"))
         found.append(Wait(what, take_time(one, "since", path), because, reason))
     return Epoch(take(document, "epoch", int, path)), tuple(found)
+
+
+def _encode_away(since: Mapping[str, datetime], epoch: Epoch) -> bytes | None:
+    if not since:
+        return None
+    first = sorted(since.items(), key=lambda one: one[1])[:_MOST_AWAY]
+    return to_json({"epoch": epoch, "since": {name: at.isoformat() for name, at in first}}).encode()
+
+
+def _decode_away(data: bytes, path: str) -> tuple[Epoch, Mapping[str, datetime]]:
+    document = parse_object(data, path, {"epoch", "since"})
+    since = take(document, "since", dict, path)
+    return Epoch(take(document, "epoch", int, path)), {name: take_time(since, name, path) for name in since}
+
+
+def _decode_ended(data: bytes, path: str) -> tuple[None, Epoch]:
+    return None, Epoch(take(parse_object(data, path, {"epoch"}), "epoch", int, path))
 
 
 def _decode_edges(data: bytes, path: str) -> tuple[None, Assignment]:
@@ -252,6 +298,8 @@ def _is_edge(row: list[Any]) -> bool:
 
 ASSIGNMENT = Note("assignment", _encode_assignment, _decode_assignment)
 """Where the tasks of a recent batch ran."""
+AWAY = Note[Mapping[str, datetime]]("away", _encode_away, _decode_away)
+"""Since when the leader plans without partitions that cannot be read; without any, the znode is deleted."""
 EDGES = Note[Assignment](
     "edges",
     lambda seen, _: to_json(
@@ -261,8 +309,12 @@ EDGES = Note[Assignment](
 )
 """How many tuples passed between the components of that batch, and in what time; its tasks are in
 `ASSIGNMENT`, which drivers of before read, too."""
+ENDED = Note[Epoch | None]("ended", lambda _, epoch: to_json({"epoch": epoch}).encode(), _decode_ended)
+"""The epoch of the last leader that ended well, which writes None."""
 FAILING = Note("failing", _encode_failing, _decode_failing)
 """Why a batch fails."""
+FAILING_ATTEMPTS = Note("failing_attempts", _encode_failing_attempts, _decode_failing_attempts)
+"""The same, with its latest attempts; `FAILING` is what drivers of before read, too."""
 WAITING = Note("waiting", _encode_waiting, _decode_waiting)
 """What the leader waits for, or did when it ended; without waits, the znode is deleted."""
 LETTERS_SENT = Note(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 
 from txstream.api.errors import CorruptStateError
@@ -10,6 +11,9 @@ from txstream.api.names import validate_topology_id
 from txstream.transaction import Txid
 
 ROOT = "/txstream/topologies"
+_SHOWN = re.compile(
+    r"/(requests/.*|assignment|away|edges|ended|failing(_attempts)?|letters_sent|trees|waiting)$"
+)
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,7 @@ def znode_in(error: Exception) -> str:
 
 def remedy(path: str, topology_id: str) -> str:
     """Return what helps if the znode `path` cannot be read."""
-    if "/requests/" in path or path.endswith(
-        ("/assignment", "/edges", "/failing", "/waiting", "/trees", "/letters_sent")
-    ):
+    if _SHOWN.search(path):
         return (
             f"delete this znode with ZooKeeper's own shell (delete {path}): it is what operators ask or are "
             f"shown, no progress"

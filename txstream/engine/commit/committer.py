@@ -40,11 +40,12 @@ from txstream.digests import TableDigest, digest_of
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.batch.shares import StateWrite, TableDeltas
 from txstream.engine.commit.state_targets import StateTarget, state_targets
+from txstream.failing_batch import Wait
 from txstream.fault_points import Point, Reached
 from txstream.folding import new_fold
 from txstream.retention import late_rows, late_words
 from txstream.state import AnswerLostError, Commit, TopologyStates
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.transaction import AttemptId, Epoch, TransactionAttempt, Txid, epoch_of
 
 __all__ = ["BatchCommitter", "Committing", "ProcessedBatch", "StateTarget", "state_targets"]
 
@@ -57,6 +58,8 @@ DRIVER, EXECUTORS = "driver", "executors"
 
 Digests = dict[str, TableDigest]
 """By table."""
+
+_KEPT_WAITS = 10
 
 
 class StateDeltas(NamedTuple):
@@ -112,7 +115,9 @@ class ShareWriter(Protocol):
 
 class BatchCommitter:
     """Commits processed batches. `wait_for` blocks, with backoff, until a check passes or the run ends.
-    `committed_by` has the attempt that committed the last txid, according to ZooKeeper."""
+    `committed_by` has the attempt that committed the last txid, according to ZooKeeper. `ended_before` is the
+    epoch of the last driver that ended well, if one has noted that; `waits` returns the waits of the run that
+    have ended since it was called last. The ledger tells both, for the page's timeline."""
 
     def __init__(
         self,
@@ -122,7 +127,12 @@ class BatchCommitter:
         *,
         wait_for: Callable[[str, Callable[[], None]], None],
         committed_by: Mapping[Txid, AttemptId | None] | None = None,
+        ended_before: Epoch | None = None,
+        waits: Callable[[], list[tuple[Wait, datetime]]] = list,
     ) -> None:
+        self._ended_before = ended_before
+        self._take_waits = waits
+        self._waits: list[tuple[Wait, datetime]] = []  # of no committed batch yet
         self._committed_by = dict(committed_by or {})
         self._map_states = topology.map_states
         self._commit = topology.commit
@@ -243,6 +253,7 @@ class BatchCommitter:
                 # Refused by the only transaction so far.
                 vars(error)["wrote_nothing"] = not (at or shared or begun)
                 raise
+        self._waits = []
         before = Txid(attempt.txid - 1)
         self._committed_by = {before: self._committed_by.get(before), attempt.txid: attempt.attempt}
 
@@ -353,6 +364,15 @@ class BatchCommitter:
         }
         if batch.timings_before:
             details["timings_before"] = _rounded(batch.timings_before)
+        after = self._committed_by.get(Txid(attempt.txid - 1))
+        if after is None or epoch_of(after) != epoch_of(attempt.attempt):
+            details["ended_before"] = self._ended_before
+        self._waits = [*self._waits, *self._take_waits()][-_KEPT_WAITS:]
+        if self._waits:
+            details["waits"] = [
+                {"what": wait.what, "since": wait.since.isoformat(), "until": until.isoformat()}
+                for wait, until in self._waits
+            ]
         if batch.lag_records is not None:
             details["lag_records"] = batch.lag_records
         if digests is not None:
@@ -366,7 +386,7 @@ class BatchCommitter:
             processed_at=batch.processed_at,
             error=batch.error,
             details=details,
-            after=self._committed_by.get(Txid(attempt.txid - 1)),
+            after=after,
             retried=batch.retried,
             horizons=one.horizons,
         )

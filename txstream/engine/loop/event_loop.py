@@ -103,7 +103,9 @@ class EventLoop:
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
         self._runner = runner
         self._operators = Operators(self, store, runner, waiting, steering)
-        self.unreadable = unreadable = UnreadablePartitions(self, spout, store, waiting, stored_plans)
+        self.unreadable = unreadable = UnreadablePartitions(
+            self, spout, store, waiting, stored_plans, self._operators.left_out
+        )
         self.failures = FailedAttempts(
             self, topology, store, unreadable, self._operators, watcher, self.statistics, warm_up_seconds
         )

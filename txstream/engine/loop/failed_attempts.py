@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 from txstream.api.errors import PartitionUnavailableError, ServiceUnavailableError, StaleAttemptError
 from txstream.api.topology import Topology
+from txstream.batch_metas import MetaCodec
 from txstream.engine.batch.sizing import planned_records
 from txstream.engine.loop.leadership_watch import if_leading
 from txstream.engine.loop.open_batches import Batches, Watcher
@@ -59,6 +61,7 @@ class FailedAttempts:
         self._topology = topology
         # What fails then is kept as a dead letter, and nowhere else.
         self._hides_data = topology.dead_letters is not None
+        self._codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
         self._store = store
         self._unreadable = unreadable
         self._operators = operators
@@ -115,8 +118,11 @@ class FailedAttempts:
         failures.add(error, attempt, held, is_writing=is_writing)
         statistics.failed_attempts += 1
         times = count_reason(statistics.failure_reasons, self._told(error))
+        noted = failures.for_note(self._codec.encode_meta)
         reasons = dict(failures.reasons)
-        self._operators.failed(FailingBatch(attempt.txid, attempt.attempt, datetime.now(UTC), reasons))
+        self._operators.failed(
+            FailingBatch(attempt.txid, attempt.attempt, datetime.now(UTC), reasons, *noted)
+        )
         if failures.bugs >= self._topology.max_attempts:
             self._end_with(attempt, error)
             return

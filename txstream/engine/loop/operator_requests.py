@@ -10,7 +10,8 @@ Invariants.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, Protocol
 
 from txstream.api.errors import CorruptStateError, ServiceUnavailableError
@@ -24,7 +25,19 @@ from txstream.placement import Assignment
 from txstream.story import LONGEST_STORY
 from txstream.transaction import Txid
 from txstream.waiting import Waiting
-from txstream.zookeeper import ASSIGNMENT, EDGES, FAILING, WAITING, Kind, ProgressStore, Request, Requests
+from txstream.zookeeper import (
+    ASSIGNMENT,
+    AWAY,
+    EDGES,
+    ENDED,
+    FAILING,
+    FAILING_ATTEMPTS,
+    WAITING,
+    Kind,
+    ProgressStore,
+    Request,
+    Requests,
+)
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +102,16 @@ class Operators:
 
     def failed(self, batch: FailingBatch) -> None:
         """Store an attempt's failure. Each is stored: they are few, since attempts wait ever longer."""
-        self._write(lambda: self._store.notes.put(FAILING, batch))
+
+        def write() -> None:
+            self._store.notes.put(FAILING_ATTEMPTS, batch)
+            self._store.notes.put(FAILING, batch)
+
+        self._write(write)
+
+    def left_out(self, since: Mapping[str, datetime]) -> None:
+        """Store since when plans go without partitions. Called on any thread."""
+        self._loop.workers.post(lambda: self._write(lambda: self._store.notes.put(AWAY, since)))
 
     def note(self, write: Callable[[], None], then: Callable[[], None]) -> None:
         """Have a note stored, and call `then`, whether or not that was possible."""
@@ -101,8 +123,9 @@ class Operators:
         self._loop.workers.submit(Lane.WRITE, write, lambda _: then(), failed)
 
     def finish(self, write_last: Callable[[], None] | None = None) -> None:
-        """Answer the waiting requests, store the last note (where the last tasks ran, without `write_last`),
-        then set `has_finished`. Called when the run ends well; a FencedError still fails it."""
+        """Answer the waiting requests, store the last notes (without `write_last`, that the run ended well
+        and where the last tasks ran), then set `has_finished`. Called when the run ends well; a FencedError
+        still fails it."""
 
         def finished(_: object = None) -> None:
             self.has_finished = True
@@ -218,6 +241,7 @@ class Operators:
             self._loop.fail_run(error)
 
     def _write_last(self) -> None:
+        self._store.notes.put(ENDED, None)
         if self._newest is not None and self._newest is not self._written:
             self._put(self._newest)
 

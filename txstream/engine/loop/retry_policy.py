@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
@@ -37,10 +37,12 @@ _LONGEST_TRACEBACK = 4_000  # characters; its end says most
 _KEPT_TRACEBACKS = 12_000  # characters, of one txid
 # For all attempts of a batch together: the ledger row of a wide topic must not grow with every failure.
 _KEPT_RANGES = 500
+_NOTED_RANGES = 100  # the same for ZooKeeper
 _LONGEST_MESSAGE = 1_000
 _MOST_REASONS = 20
 _OTHER_REASONS = "other reasons"
 _ATTEMPT = re.compile(r"txid \d+ attempt \d+\.\d+|micro-batch \d+")
+_FRAMES = re.compile(r'(?:Traceback.*\n|  File ".*", line \d+, in .*\n(?:    .*\n)*|  \[Previous line .*\n)*')
 _OF_ONE_ATTEMPT = re.compile(r"^the batch, |, task \d+(?=:)|, while processing .*", re.DOTALL)
 
 
@@ -128,10 +130,11 @@ def shortened(message: str) -> str:
 
 @dataclass
 class TxidFailures:
-    """How often a txid has failed in this run. `last` has its latest failures and what those attempts held;
-    `reasons` is for ZooKeeper; `timeouts` counts timeouts in a row. `by_records`: it failed in a way that a
-    record can cause; `in_commit`: while its states were written. `by_service`: it failed last because a
-    service was away. `hides_data`: of its failures nothing is told or kept that a record may hold."""
+    """How often a txid has failed in this run. `last` has its latest failures, for the ledger and for
+    ZooKeeper, and what those attempts held; `reasons` is for ZooKeeper; `timeouts` counts timeouts in a row.
+    `by_records`: it failed in a way that a record can cause; `in_commit`: while its states were written.
+    `by_service`: it failed last because a service was away. `hides_data`: of its failures nothing is told or
+    kept that a record may hold."""
 
     hides_data: bool = False
     attempts: int = 0
@@ -143,7 +146,7 @@ class TxidFailures:
     in_commit: bool = False
     reasons: Counter[str] = field(default_factory=Counter)
     last_error: str | None = None
-    last: deque[tuple[Mapping[str, Any], BatchMetas[Any]]] = field(
+    last: deque[tuple[Mapping[str, Any], Mapping[str, Any], BatchMetas[Any]]] = field(
         default_factory=lambda: deque(maxlen=_KEPT_FAILURES)
     )
 
@@ -167,19 +170,18 @@ class TxidFailures:
         self.last_error = (
             reason_without_data(error, is_output=True) if self.hides_data else storable(str(error))
         )
-        count_reason(self.reasons, reason_without_data(error, is_output=self.hides_data))
+        told = reason_without_data(error, is_output=self.hides_data)
+        count_reason(self.reasons, told)
         if attempt is not None:
             failed_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-            document = {
-                "attempt": attempt.attempt,
-                "error": shortened(self.last_error),
-                "failed_at": failed_at,
-            }
+            number = {"attempt": attempt.attempt, "failed_at": failed_at}
+            document, noted = {**number, "error": shortened(self.last_error)}, {**number, "error": told}
             notes = getattr(error, "__notes__", ())
             # Of an executor: the user code's traceback, which ends with the message.
             if notes and getattr(error, "component", None) and not self.hides_data:
                 document["traceback"] = storable(notes[0][-_LONGEST_TRACEBACK:])
-            self.last.append((document, held or BatchMetas()))
+                noted["traceback"] = storable(frames_of(notes[0])[-_LONGEST_TRACEBACK:])
+            self.last.append((document, noted, held or BatchMetas()))
 
     def for_ledger(
         self, committed: BatchMetas[Any], encode: Callable[[Any], Mapping[str, Any]]
@@ -188,28 +190,21 @@ class TxidFailures:
         held what is committed now; otherwise there are its `ranges` and what it `left_out`. The newest
         failures get the room first; `more` is how many partitions found none. A `traceback` that a newer
         failure has too is kept once: `same_traceback`."""
-        room, kept = _KEPT_RANGES, []
-        text_room, newer = _KEPT_TRACEBACKS, None
-        for full, held in reversed(self.last):
-            document = dict(full)
-            found = document.pop("traceback", None)
-            if found is not None and found == newer:
-                document["same_traceback"] = True
-            elif found is not None and len(found) <= text_room:
-                document["traceback"] = newer = found
-                text_room -= len(found)
-            if (held.partitions, held.unavailable.keys()) == (
-                committed.partitions,
-                committed.unavailable.keys(),
-            ):
-                kept.append({**document, "same": True})
-                continue
-            ranges = {name: encode(meta) for name, meta in islice(held.partitions.items(), room)}
-            left_out = list(islice(held.unavailable, room - len(ranges)))
-            room -= len(ranges) + len(left_out)
-            more = len(held.partitions) + len(held.unavailable) - len(ranges) - len(left_out)
-            kept.append({**document, "ranges": ranges, "left_out": left_out, "more": more})
-        return tuple(reversed(kept))
+        return _kept([(document, held) for document, _, held in self.last], committed, encode, _KEPT_RANGES)
+
+    def for_note(
+        self, encode: Callable[[Any], Mapping[str, Any]]
+    ) -> tuple[Mapping[str, Any], tuple[Mapping[str, Any], ...]]:
+        """Return what the latest failed attempt held, and the latest failures, as ZooKeeper may have them.
+        There `same` says that an attempt held the same as the latest one."""
+        held = self.last[-1][2]
+        partitions = {name: encode(meta) for name, meta in islice(held.partitions.items(), _NOTED_RANGES)}
+        metas = {
+            "partitions": partitions,
+            "unavailable": dict(islice(held.unavailable.items(), _NOTED_RANGES)),
+            "more": len(held.partitions) - len(partitions),
+        }
+        return metas, _kept([(noted, one) for _, noted, one in self.last], held, encode, _NOTED_RANGES)
 
     def with_advice(self, error: BaseException, records: int | None) -> BaseException:
         """Return the error. A timeout that follows another one gets advice on what to change."""
@@ -227,3 +222,37 @@ class TxidFailures:
         """How long the next attempt waits, because a failure seldom goes away at once. What a late record
         needs is a search, and that at once."""
         return BACKOFF.after(self.attempts - self.late)
+
+
+def frames_of(details: str) -> str:
+    """Return a traceback of user code up to the message, which may hold anything."""
+    found = _FRAMES.match(details)
+    return "" if found is None else found[0].rstrip()
+
+
+def _kept(
+    failures: Sequence[tuple[Mapping[str, Any], BatchMetas[Any]]],
+    now: BatchMetas[Any],
+    encode: Callable[[Any], Mapping[str, Any]],
+    room: int,
+) -> tuple[Mapping[str, Any], ...]:
+    """See `TxidFailures.for_ledger`; `now` are the metas that are kept beside the failures."""
+    kept: list[Mapping[str, Any]] = []
+    text_room, newer = _KEPT_TRACEBACKS, None
+    for full, held in reversed(failures):
+        document = dict(full)
+        found = document.pop("traceback", None)
+        if found is not None and found == newer:
+            document["same_traceback"] = True
+        elif found is not None and len(found) <= text_room:
+            document["traceback"] = newer = found
+            text_room -= len(found)
+        if held.partitions == now.partitions and held.unavailable.keys() == now.unavailable.keys():
+            kept.append({**document, "same": True})
+            continue
+        ranges = {name: encode(meta) for name, meta in islice(held.partitions.items(), room)}
+        left_out = list(islice(held.unavailable, room - len(ranges)))
+        room -= len(ranges) + len(left_out)
+        more = len(held.partitions) + len(held.unavailable) - len(ranges) - len(left_out)
+        kept.append({**document, "ranges": ranges, "left_out": left_out, "more": more})
+    return tuple(reversed(kept))

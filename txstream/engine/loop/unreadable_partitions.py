@@ -29,8 +29,8 @@ _NAMED_PARTITIONS = 8
 
 class UnreadablePartitions:
     """`left_out` has the partitions that the last plan could not read, with the reasons, and `left_out_since`
-    the moment when each was first left out. `recheck` has stored
-    plans, recovered ones or ones that have failed, that must not begin before all partitions can be read."""
+    the moment when each was first left out, which `tell` gets when it changes. `recheck` has stored plans,
+    recovered ones or ones that have failed, that must not begin before all partitions can be read."""
 
     def __init__(
         self,
@@ -39,7 +39,9 @@ class UnreadablePartitions:
         store: ProgressStore,
         waiting: Waiting,
         recheck: set[Txid],
+        tell: Callable[[Mapping[str, datetime]], None],
     ) -> None:
+        self._tell = tell
         self.left_out: Mapping[str, str] = {}
         self.left_out_since: Mapping[str, datetime] = {}
         self.recheck = recheck
@@ -57,6 +59,8 @@ class UnreadablePartitions:
         now = datetime.now(UTC)
         self.left_out = unavailable
         self.left_out_since = {name: self.left_out_since.get(name, now) for name in unavailable}
+        if gone or back:
+            self._tell(self.left_out_since)
         if gone:
             reasons = "; ".join(sorted({unavailable[partition] for partition in gone}))
             they = "it" if len(gone) == 1 else "they"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from txstream.api.errors import StateValueError, TxstreamError
+from txstream.api.errors import CorruptStateError, StateValueError, TxstreamError
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
 from txstream.batch_metas import MetaCodec
@@ -24,8 +25,11 @@ from txstream.engine.start.driver import Ready, Services, Tier
 from txstream.engine.start.takeover import Takeover
 from txstream.fault_points import PointListener, nobody_listens
 from txstream.report import BatchTiming, RunProgress, RunReport, shown_reasons
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.transaction import AttemptId, Epoch, TransactionAttempt, Txid
 from txstream.wording import counted
+from txstream.zookeeper import ENDED, ProgressStore
+
+log = logging.getLogger(__name__)
 
 _SHOWN_REASONS = 3
 
@@ -62,6 +66,8 @@ class BatchTier(Tier[EventLoop]):
             targets,
             wait_for=ready.waiting.until,
             committed_by={Txid(progress.current - 1): progress.committed_by},
+            ended_before=_ended_before(ready.store),
+            waits=ready.waiting.take_ended,
         )
         return EventLoop(
             self.topology,
@@ -177,6 +183,15 @@ class BatchTier(Tier[EventLoop]):
     @property
     def story(self) -> Sequence[str]:
         return () if self.loop is None else self.loop.coordinator.story.lines()
+
+
+def _ended_before(store: ProgressStore) -> Epoch | None:
+    """Return the epoch of the last driver that ended well, if one has noted that. It is only shown."""
+    try:
+        return store.notes.get(ENDED)
+    except CorruptStateError as error:
+        log.warning("%s", error)
+        return None
 
 
 def _sought(topology: Topology, error: TxstreamError) -> Sought | None:

@@ -1,5 +1,5 @@
 <%inherit file="layout.mako"/>
-<%namespace file="parts.mako" import="changed"/>
+<%namespace file="parts.mako" import="changed, problems"/>
 <%def name="title()">Txid ${txid} of ${id} · txstream</%def>
 <h1>Txid ${shown(txid)} <span class="state ${"running" if batch["status"] == "committed" else "failing"}">${batch["status"]}</span></h1>
 <p class="paging">
@@ -7,8 +7,9 @@
 <a rel="prev" href="${address(id, "batches", str(txid - 1))}">← txid ${txid - 1}</a>
 % endif
 <a rel="next" href="${address(id, "batches", str(txid + 1))}">txid ${txid + 1} →</a>
-<a href="${address(id, "timeline", before=txid + 20)}">in the timeline</a>
+<a href="${address(id, "timeline", before=txid + 20 if "tuples" in batch else None)}">in the timeline</a>
 </p>
+${problems(missing)}
 % if "tuples" not in batch:
 <p class="alert">Not committed yet: ${counted(batch["failed_attempts"], "attempt")} failed, the last one
 (${attempt(batch["last_attempt"])}) at ${moment(batch["last_failed_at"])}.</p>
@@ -17,6 +18,22 @@
 <li>${times} x ${reason}</li>
 % endfor
 </ul>
+<section>
+<h2>What it holds</h2>
+% if batch["ranges"]:
+${ranges(batch["ranges"], batch["more_ranges"])}
+% else:
+<p>That is not known.</p>
+% endif
+</section>
+<section>
+<h2>The latest attempts</h2>
+% if batch["latest_attempts"]:
+${attempts(batch["latest_attempts"][::-1])}
+% else:
+<p>Nothing else is known of them.</p>
+% endif
+</section>
 % else:
 <section>
 <h2>What it was</h2>
@@ -40,22 +57,7 @@
 % if batch["failed_attempts"]:
 <section>
 <h2>${counted(len(batch["failed_attempts"]), "attempt")} failed before</h2>
-% for failed in batch["failed_attempts"]:
-<article>
-<h3>${attempt(failed["attempt"]) if failed["attempt"] is not None else "an attempt"} at ${moment(failed["failed_at"])}</h3>
-<pre tabindex="0" role="region" aria-label="Error">${failed["error"]}</pre>
-% if failed["traceback"]:
-<details><summary>Traceback</summary><pre tabindex="0" role="region" aria-label="Traceback">${failed["traceback"]}</pre></details>
-% endif
-<p class="soft">
-% if failed["ranges"] is None:
-What it held was not recorded.
-% else:
-It held ${counted(len(failed["ranges"]) + failed["more"], "partition")}${f", without {', '.join(failed['left_out'])}" if failed["left_out"] else ""}.
-% endif
-</p>
-</article>
-% endfor
+${attempts(batch["failed_attempts"])}
 </section>
 % endif
 % if batch["unavailable"]:
@@ -82,20 +84,7 @@ no later batch has taken it up yet
 % if not batch["ranges"]:
 <p>No records.</p>
 % else:
-<% some = batch["ranges"][:60] %>
-<div class="wide" tabindex="0" role="region" aria-label="Ranges">
-<table>
-<thead><tr><th scope="col">partition</th><th scope="col" class="n">start</th><th scope="col" class="n">end</th><th scope="col" class="n">records</th><th scope="col">skipped</th></tr></thead>
-<tbody>
-% for one in some:
-<tr><th scope="row">${one["partition"]}</th><td class="n">${shown(one["start"])}</td><td class="n">${shown(one["end"])}</td><td class="n">${shown(one["records"])}</td><td>${"" if one["skipped_from"] is None else f"from {one['skipped_from']:,}"}</td></tr>
-% endfor
-</tbody>
-</table>
-</div>
-% if len(batch["ranges"]) > len(some):
-<p class="soft">And ${counted(len(batch["ranges"]) - len(some), "partition")} more, which the JSON has.</p>
-% endif
+${ranges(batch["ranges"], 0)}
 % endif
 </section>
 <section>
@@ -122,3 +111,40 @@ ${changed(diff)}
 </section>
 % endif
 % endif
+<%def name="attempts(failed_attempts)">
+% for failed in failed_attempts:
+<article>
+<h3>${attempt(failed["attempt"]) if failed["attempt"] is not None else "an attempt"} at ${moment(failed["failed_at"])}</h3>
+<pre tabindex="0" role="region" aria-label="Error">${failed["error"]}</pre>
+% if failed["traceback"]:
+<details><summary>Traceback</summary><pre tabindex="0" role="region" aria-label="Traceback">${failed["traceback"]}</pre></details>
+% endif
+<p class="soft">
+% if failed["ranges"] is None:
+What it held was not recorded.
+% else:
+It held ${counted(len(failed["ranges"]) + failed["more"], "partition")}${f", without {', '.join(failed['left_out'])}" if failed["left_out"] else ""}.
+% endif
+</p>
+</article>
+% endfor
+</%def>
+<%def name="ranges(found, more)">
+<% some = found[:60] %>
+<div class="wide" tabindex="0" role="region" aria-label="Ranges">
+<table>
+<thead><tr><th scope="col">partition</th><th scope="col" class="n">start</th><th scope="col" class="n">end</th><th scope="col" class="n">records</th><th scope="col">skipped</th></tr></thead>
+<tbody>
+% for one in some:
+<tr><th scope="row">${one["partition"]}</th><td class="n">${shown(one["start"])}</td><td class="n">${shown(one["end"])}</td><td class="n">${shown(one["records"])}</td><td>${"" if one["skipped_from"] is None else f"from {one['skipped_from']:,}"}</td></tr>
+% endfor
+</tbody>
+</table>
+</div>
+% if len(found) > len(some):
+<p class="soft">And ${counted(len(found) - len(some), "partition")} more, which the JSON has.</p>
+% endif
+% if more:
+<p class="soft">And ${counted(more, "partition")} for which its leader's note has no room.</p>
+% endif
+</%def>

@@ -31,7 +31,7 @@ the lag is not known, because partitions cannot be read.
 % for one in source["partitions"]:
 <tr><th scope="row">${one["partition"]}</th><td class="n">${shown(one["next"])}</td><td class="n">${"-" if one["lag_records"] is None else shown(one["lag_records"])}</td><td class="n">${shown(one["records_recently"])}</td><td>
 % if one["away"] is not None:
-<span class="bad">${"now" if one["away"]["txid"] is None else f"since {moment(one['away']['since'])}"}</span>
+<span class="bad">${"now" if one["away"]["since"] is None else f"since {moment(one['away']['since'])}"}</span>
 % if one["away"]["txid"] is not None:
 (<a href="${address(id, "batches", str(one["away"]["txid"]))}">txid ${one["away"]["txid"]}</a>${" or before" if one["away"]["or_before"] else ""})
 % endif

@@ -3,9 +3,18 @@
 <%def name="title()">Timeline of ${id} · txstream</%def>
 <h1>Timeline</h1>
 ${problems(missing)}
+% if failing is not None:
+<p class="alert"><a href="${address(id, "batches", str(failing.txid))}">Txid ${failing.txid}</a> is not committed yet: ${counted(failing.failed_attempts, "attempt")} failed\
+% if not failing.attempts:
+; what they held is not known\
+% elif failing.failed_attempts > len(failing.attempts):
+; the latest ${len(failing.attempts)} are shown\
+% endif
+.</p>
+% endif
 % if drawn is None:
 <p>There is no such batch${"" if newer or not batches else " yet"}.</p>
-% else:
+% elif batches:
 <p class="soft">Txid ${shown(batches[0].txid)} to ${shown(batches[-1].txid)}, from ${moment(batches[0].first.planned_at)}
 to ${moment(batches[-1].first.committed_at)}. A number leads to its batch.</p>
 % endif
