@@ -327,7 +327,7 @@ def route_blocks(
 ) -> Iterator[Element]:
     """Yield the answer, and the elements for the next stage, of partition `index` of a bolt's results."""
     layout = lay_out(plan, order.width, order.slots)
-    stage = layout.home(component)
+    stage = layout.home[component]
     following = layout.following(stage)
     width = 0 if following is None else following.width
     origin = f"{component}.{stream}"
