@@ -40,7 +40,7 @@ from txstream.engine.loop.planning import Planning
 from txstream.engine.spark import spark_runner
 from txstream.fault_points import Point
 from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
-from txstream.state.sql import fence, ledger
+from txstream.state.sql.database import SqlTransaction
 from txstream.state.sql.ledger import LedgerWriter
 from txstream.state.sql.sessions import Sessions
 from txstream.state.sql.writer import TableWriter
@@ -58,8 +58,7 @@ STEPS = {
     "committing": "waiting for the commit and advance of the batch before",
     "commit begins": "handed to the committing thread",
     "connected": "rows checked and sorted, a connection taken",
-    "fenced": "PostgreSQL: the fence is raised",
-    "looked": "PostgreSQL: the ledger's rows of this txid and the one before",
+    "looked": "PostgreSQL: BEGIN, the fence, the ledger's rows of this txid and the one before",
     "upserted": "PostgreSQL: the rows",
     "recorded": "PostgreSQL: the ledger's row",
     "committed": "PostgreSQL: COMMIT with its fsync",
@@ -154,8 +153,7 @@ def instrument(marks: Marks) -> None:
     marks.around(spark_runner, "open_answers", "answered", None, lambda attempt, _: attempt.txid)
     marks.around(BatchCommitter, "prepare", None, "merged")
     marks.around(Sessions, "_connect", None, "connected")
-    marks.around(fence, "raise_to", None, "fenced")
-    marks.around(ledger, "entries", None, "looked")
+    marks.around(SqlTransaction, "raise_and_look", None, "looked")
     marks.around(TableWriter, "write", None, "upserted")
     marks.around(LedgerWriter, "write", None, "recorded")
 

@@ -13,8 +13,8 @@ from txstream.api.reducers import Put
 from txstream.api.schema import format_type
 from txstream.api.state import SqlTable
 from txstream.api.tuples import Chunk, Tuple
-from txstream.bolts.late_rows import refuse_late
 from txstream.bolts.sql import holds
+from txstream.retention import refuse_late
 from txstream.row_fold import RowFold
 
 _PLACE = ("topic", "partition", "offset")

@@ -13,8 +13,8 @@ from txstream.api.reducers import Count, Custom, Reducer, Sum
 from txstream.api.schema import format_type
 from txstream.api.state import SqlState, SqlTable
 from txstream.api.tuples import Chunk, Tuple
-from txstream.bolts.late_rows import refuse_late
 from txstream.folding import bound, check_reducers, new_fold
+from txstream.retention import refuse_late
 
 _BIGINT_DIGITS = 19
 

@@ -10,14 +10,21 @@ none will write one again. So a removal need not be undone, and may be repeated,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from txstream.api.errors import TopologyError
+from txstream.api.errors import LateRecordError, TopologyError
 from txstream.api.schema import format_type
 from txstream.ledger_retention import seconds_of
+
+if TYPE_CHECKING:
+    from txstream.api.state import SqlState
+    from txstream.api.tuples import Chunk
+
+_PLACE = ("topic", "partition", "offset")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST = int((datetime(1, 1, 2, tzinfo=UTC) - _EPOCH).total_seconds())
@@ -92,3 +99,34 @@ def late_rows(column: pa.Array | pa.ChunkedArray, horizon: int) -> pa.Array | No
 def late_words(table: str, column: str, data_type: pa.DataType, horizon: int) -> str:
     """Return why a row is late. The words are the same for all of them, and hold no data."""
     return f"table {table!r} keeps no row whose {column!r} is before {limit_of(data_type, horizon)} any more"
+
+
+def refuse_late(state: SqlState, horizon: int | None, chunk: Chunk) -> None:
+    """Raise LateRecordError for tuples of a time before the horizon of the state's table."""
+    if horizon is None or state.keep_on is None:
+        return
+    column = chunk.batch.column(chunk.index[state.keep_on])
+    late = late_rows(column, horizon)
+    if late is None:
+        return
+    rows = chunk.batch.filter(late)
+    error = LateRecordError(late_words(state.table, state.keep_on, column.type, horizon))
+    error.places = _places(rows, chunk)
+    if rows.num_rows == chunk.batch.num_rows:
+        error.only_late_from = chunk.source_component
+    raise error
+
+
+def _places(rows: pa.RecordBatch, chunk: Chunk) -> Sequence[tuple[str, int]]:
+    """Return where the records of rows are, if they have kept Kafka's columns. What fields of these names
+    mean is for the search to find out."""
+    if not {*_PLACE} <= chunk.index.keys():
+        return ()
+    topics, partitions, offsets = (rows.column(chunk.index[name]).to_pylist() for name in _PLACE)
+    return sorted(
+        {
+            (f"{topic}/{partition}", offset)
+            for topic, partition, offset in zip(topics, partitions, offsets, strict=True)
+            if isinstance(offset, int)
+        }
+    )

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import sqlalchemy as sa
@@ -27,6 +27,7 @@ from txstream.api.errors import ServiceUnavailableError, StaleAttemptError
 from txstream.embedded.process import wait_until
 from txstream.semantics import Semantics
 from txstream.state import AnswerLostError, FenceLockedError, StateBackend, open_sql_database
+from txstream.state.sql.postgresql import PostgreSQLDialect
 from txstream.transaction import attempt_id
 
 OPAQUE = Semantics.OPAQUE
@@ -74,6 +75,20 @@ class ServerLocks(test_sql_locks.TestLocks):
             assert share.result(PATIENCE_SECONDS) == 2
             undone.result(PATIENCE_SECONDS)
         assert rig.values() == {"a": 1}
+
+    def test_a_commit_sees_what_was_committed_while_it_waited(self, rig: Rig, held: Held) -> None:
+        """The ledger's row of the attempt that held the fence says that there is something to undo."""
+        rig.commit(1, {"a": 1})
+        with tasks(1) as pool, ThreadPoolExecutor(1) as later:
+            earlier = pool.submit(rig.commit, 2, {"a": 5, "b": 5})
+            held.wait_for(1)
+            with another(rig) as driver:
+                again = later.submit(driver.commit, 2, {"a": 2})
+                assert wait_until(lambda: self.is_waiting(rig.url), PATIENCE_SECONDS)
+                held.go_on.set()
+                earlier.result(PATIENCE_SECONDS)
+                again.result(PATIENCE_SECONDS)
+        assert rig.values() == {"a": 3}
 
     def test_isolation_is_set_whatever_the_servers_default_is(self, rig: Rig) -> None:
         with another(rig) as fresh, fresh.database.sessions.engine.connect() as connection:
@@ -263,6 +278,21 @@ class TestLocks(ServerLocks):
         name = sa.make_url(url).database
         execute(url, f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
         return url
+
+    def test_a_transaction_begins_with_fence_and_ledger_in_one_message(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        begun: list[Any] = []
+        begin_with = PostgreSQLDialect.begin_with
+
+        def noting(*given: Any) -> Any:
+            begun.append(begin_with(*given))
+            return begun[-1]
+
+        monkeypatch.setattr(PostgreSQLDialect, "begin_with", noting)
+        rig.commit(1, {"a": 1})
+        under = rig.begin(2)
+        assert begun == [(1, []), (1, [["1", "committed", str(under.attempt - 1)]])]
 
     def is_waiting(self, url: str) -> bool:
         return postgres_tools.session(url, "wait_event_type = 'Lock'") is not None

@@ -130,6 +130,28 @@ def test_partial_folds_of_several_tasks_merge_to_the_whole(
         assert by_key(whole.finish().to_pylist(), ("word",)) == naive(every_row, [0])
 
 
+def test_small_chunks_are_folded_together_unless_they_differ_or_are_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folded: list[int] = []
+    fold_tuples = Fold._fold_tuples
+
+    def counting(fold: Fold, table: pa.Table) -> pa.Table:
+        folded.append(table.num_rows)
+        return fold_tuples(fold, table)
+
+    monkeypatch.setattr(Fold, "_fold_tuples", counting)
+    fold = Fold(["word"], {"n": Count()}, parse_schema("word string, n bigint"))
+    for batch in (
+        *[pa.record_batch({"word": ["a", "b"]})] * 3,
+        *[pa.record_batch({"word": ["a"], "x": ["1" * 600_000]})] * 3,
+    ):
+        fold.add(batch)
+    assert folded == [6, 2]
+    assert fold.finish().to_pydict() == {"word": ["a", "b"], "n": [6, 3]}
+    assert folded == [6, 2, 1]
+
+
 def test_memory_follows_the_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(txstream.folding, "_REFOLD_ROWS", 10)
     fold = Fold(["word"], {"n": Count()}, parse_schema("word string, n bigint"))

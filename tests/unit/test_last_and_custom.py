@@ -216,10 +216,11 @@ def test_what_a_function_does_wrong_is_told_with_its_key(reducer: Reducer, messa
     words = SqlState("words", key="word string", value="n bigint, x bigint")
     bolt = SqlStateBolt(words, n=Count(), x=reducer)
     prepared(bolt, INPUT)
+    bolt.execute_chunk(Chunk(to_batch([("a", 1, 1, 7, None, None, None)], INPUT), "lines"))
     with pytest.raises(
         StateValueError, match=f"table 'words', key word='a': value column 'x'.*{message}"
     ) as told:
-        bolt.execute_chunk(Chunk(to_batch([("a", 1, 1, 7, None, None, None)], INPUT), "lines"))
+        bolt.deltas()
     assert told.value.__cause__ is not None or "None" in message
 
 

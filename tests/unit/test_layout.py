@@ -113,7 +113,7 @@ def test_slots_that_were_changed_change_where_tasks_live_and_nothing_else() -> N
     before, after = lay_out(plan, 4), lay_out(plan, 4, {"c": 1})
     assert rows(after)[3] == ("commit", 1, ["c"])
     assert rows(before)[:3] == rows(after)[:3]
-    assert list(after.home("c").hosted(plan.bolt("c"), 0)) == [0, 1, 2, 3]
+    assert list(after.home["c"].hosted(plan.bolt("c"), 0)) == [0, 1, 2, 3]
     assert max_width(plan, {"c": 7}) == 7
 
 
@@ -189,7 +189,7 @@ def graphs(draw: Any) -> tuple[ExecutionPlan, int]:
 def test_the_invariants_of_any_layout(drawn: tuple[ExecutionPlan, int]) -> None:
     plan, width = drawn
     layout = lay_out(plan, width)
-    homes = {bolt.id: layout.home(bolt.id) for bolt in plan.bolts}
+    homes = {bolt.id: layout.home[bolt.id] for bolt in plan.bolts}
     placed = [bolt.id for stage in layout.stages for bolt in stage.bolts]
     assert sorted(placed) == sorted(bolt.id for bolt in plan.bolts), "in exactly one stage"
     for stage in layout.stages:
@@ -215,4 +215,4 @@ def test_the_invariants_of_any_layout(drawn: tuple[ExecutionPlan, int]) -> None:
 @pytest.mark.parametrize("width", [1, 3])
 def test_an_unknown_component_has_no_home(width: int) -> None:
     with pytest.raises(KeyError, match="nobody"):
-        lay_out(storms_example(), width).home("nobody")
+        lay_out(storms_example(), width).home["nobody"]

@@ -27,7 +27,7 @@ LOCKS = (
         "no plain read comes before the fence",
         sources.PROTOCOL,
         sources.RAISE_IN_COMMIT,
-        "                self._was_here(here, commit)\n" + sources.RAISE_IN_COMMIT,
+        "    " + sources.LOOK + sources.RAISE_IN_COMMIT,
         f"{proofs.SQLITE_LOCKS}::test_the_fence_is_the_first_statement_of_every_transaction",
     ),
     Guard(

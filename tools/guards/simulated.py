@@ -27,7 +27,7 @@ _BEGIN = (
     '        with self.store.begin(self.life, f"the beginning of {attempt}") as here:\n'
     + sources.RAISE
     + "            # Asked before the row is replaced: without a row, no attempt has written this txid.\n"
-    "            written_before = self._was_here(here, commit)\n"
+    "            written_before = self._was_here(found, commit)\n"
 )
 _BEGIN_ASKS_FIRST = Patch(
     sources.PROTOCOL,
@@ -41,7 +41,7 @@ _COMMIT_ASKS_FIRST = Patch(
     + "            if self.life.is_fenced:\n"
     + sources.RAISE_IN_COMMIT
     + "                if self._was_here("
-    "here, commit):\n",
+    "found, commit):\n",
     "        written_before = self.batch(attempt.txid) is not None\n"
     + _BEGIN_AGAIN
     + "            if self.life.is_fenced:\n"
@@ -68,12 +68,12 @@ SIMULATED = (
         "a database without deltas takes part in the commit",
         sources.PROTOCOL,
         "        attempt, writes = commit.attempt, self._own(commit)\n" + _BEGIN_AGAIN + "            if self"
-        ".life.is_fenced:\n                here.raise",
+        ".life.is_fenced:\n                found = here.raise",
         "        attempt, writes = commit.attempt, self._own(commit)\n"
         "        if not any(deltas.num_rows for _, deltas in writes):\n"
         "            return\n"
         + _BEGIN_AGAIN
-        + "            if self.life.is_fenced:\n                here.raise",
+        + "            if self.life.is_fenced:\n                found = here.raise",
         mutant="NothingForNoDeltas",
         does="A database that has no deltas in a batch is not restored and gets no ledger row.",
         hunts=refused_by_the_next_commit(Hunt(ProgressMismatchError, OPAQUE, 2)),
@@ -133,7 +133,8 @@ SIMULATED = (
         sources.PROTOCOL,
         _BEGIN + _LEDGER_ROW + _UNDO,
         '        with self.store.begin(self.life, f"the beginning of {attempt}") as here:\n'
-        "            written_before = self._was_here(here, commit)\n"
+        + sources.LOOK
+        + "            written_before = self._was_here(found, commit)\n"
         + _LEDGER_ROW
         + _BEGIN_AGAIN
         + _UNDO

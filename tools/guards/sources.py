@@ -19,7 +19,8 @@ MYSQL = "txstream/state/sql/mysql.py"
 SERVER = "txstream/state/sql/server_timeouts.py"
 SQLITE = "txstream/state/sql/sqlite.py"
 
-RAISE = "            here.raise_fence(attempt.attempt, may_be_equal=False)\n"
+RAISE = "            found = here.raise_and_look(attempt)\n"
+LOOK = "            found = here.entries(Txid(attempt.txid - 1), attempt.txid)\n"
 RAISE_IN_COMMIT = "    " + RAISE
 HOLD = "            if self.life.is_fenced:\n                here.hold_fence(attempt.attempt)\n"
 

@@ -90,6 +90,12 @@ class StateTransaction(DeadLetterTransaction, ABC):
     def entries(self, first: Txid, last: Txid) -> Mapping[Txid, tuple[BatchStatus, AttemptId]]:
         """Return status and attempt of those batches from `first` to `last` that are in the ledger."""
 
+    def raise_and_look(self, attempt: TransactionAttempt) -> Mapping[Txid, tuple[BatchStatus, AttemptId]]:
+        """Raise the fence to a new attempt, then return the entries of its txid and of the one before. A
+        store may do both in one round trip, if the second sees what was committed while the first waited."""
+        self.raise_fence(attempt.attempt, may_be_equal=False)
+        return self.entries(Txid(attempt.txid - 1), attempt.txid)
+
     @abstractmethod
     def write_batch(self, row: BatchRecord) -> None:
         """Write a row of the ledger, in place of any other row of its txid."""
@@ -169,8 +175,8 @@ class TopologyStates:
         attempt, writes = commit.attempt, self._own(commit)
         with self.store.begin(self.life, str(attempt)) as here:
             if self.life.is_fenced:
-                here.raise_fence(attempt.attempt, may_be_equal=False)
-                if self._was_here(here, commit):
+                found = here.raise_and_look(attempt)
+                if self._was_here(found, commit):
                     self._restore(here, attempt)
             rows = _write(here, attempt, writes)
             self._write_committed(here, commit, rows)
@@ -195,9 +201,9 @@ class TopologyStates:
             return
         attempt = commit.attempt
         with self.store.begin(self.life, f"the beginning of {attempt}") as here:
-            here.raise_fence(attempt.attempt, may_be_equal=False)
+            found = here.raise_and_look(attempt)
             # Asked before the row is replaced: without a row, no attempt has written this txid.
-            written_before = self._was_here(here, commit)
+            written_before = self._was_here(found, commit)
             here.write_batch(self._row(commit, COMMITTING, 0))
             if written_before:
                 self._restore(here, attempt)
@@ -295,12 +301,12 @@ class TopologyStates:
             details=commit.details,
         )
 
-    def _was_here(self, here: StateTransaction, commit: Commit) -> bool:
-        """Does the ledger have a row of this txid? Then an earlier attempt may have written. Raises
-        ProgressMismatchError unless it has the batch before, committed by the attempt that ZooKeeper has."""
+    def _was_here(self, found: Mapping[Txid, tuple[BatchStatus, AttemptId]], commit: Commit) -> bool:
+        """Has the ledger, of which `found` is, a row of this txid? Then an earlier attempt may have written.
+        Raises ProgressMismatchError unless it has the batch before, committed by the attempt that ZooKeeper
+        has."""
         topology, txid = self.life.topology, commit.attempt.txid
         before = Txid(txid - 1)
-        found = here.entries(before, txid)
         status, by = found.get(before, ("missing", None))
         if status == COMMITTED and by is not None and commit.after not in (None, by):
             status = f"committed by attempt {shown_attempt(by)}, not {shown_attempt(commit.after)}"

@@ -283,7 +283,7 @@ class Outbox:
         return found
 
     def _subscribe(self, bolt: BoltSpec, given: Input) -> _Subscription:
-        home = self.layout.home(bolt.id)
+        home = self.layout.home[bolt.id]
         if bolt.is_dataframe:
             return _Subscription(bolt, home, None)
         # Each Spark task starts its even spread at another task, or small batches would all go to one.

@@ -47,11 +47,11 @@ class Input:
     grouping: Grouping
     edge: Edge
 
-    @property
+    @functools.cached_property
     def source(self) -> str:
         return self.grouping.component
 
-    @property
+    @functools.cached_property
     def stream(self) -> str:
         return self.grouping.stream
 
@@ -133,17 +133,22 @@ class ExecutionPlan:
 
     def slots(self, changed: Mapping[str, int]) -> dict[str, int]:
         """The slots of each component: those in `changed`, otherwise as declared."""
-        declared = {bolt.id: bolt.slots for bolt in self.bolts}
-        if not self.fed:
-            declared[self.spout_id] = self.spout_slots
+        declared = self._declared_slots
+        if not changed:
+            return declared
         return {component: changed.get(component, slots) for component, slots in declared.items()}
 
-    @property
-    def task_counts(self) -> dict[str, int]:
+    @functools.cached_property
+    def _declared_slots(self) -> dict[str, int]:
+        declared = {bolt.id: bolt.slots for bolt in self.bolts}
+        return declared if self.fed else {**declared, self.spout_id: self.spout_slots}
+
+    @functools.cached_property
+    def task_counts(self) -> Mapping[str, int]:
         return {bolt.id: bolt.tasks for bolt in self.bolts}
 
-    @property
-    def task_ids(self) -> dict[str, range]:
+    @functools.cached_property
+    def task_ids(self) -> Mapping[str, range]:
         return {one.id: one.task_ids for one in (*self.fed, *self.bolts)}
 
 

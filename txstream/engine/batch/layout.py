@@ -70,12 +70,10 @@ class Layout:
     def commit(self) -> tuple[Stage, ...]:
         return self.stages[self.process_count :]
 
-    def home(self, component: str) -> Stage:
-        """The stage of a bolt."""
-        for stage in self.stages:
-            if any(bolt.id == component for bolt in (*stage.bolts, *stage.dataframes)):
-                return stage
-        raise KeyError(component)
+    @functools.cached_property
+    def home(self) -> Mapping[str, Stage]:
+        """The stage of each bolt."""
+        return {bolt.id: stage for stage in self.stages for bolt in (*stage.bolts, *stage.dataframes)}
 
     def following(self, stage: Stage) -> Stage | None:
         """The stage that takes what this one hands on; None after the last."""

@@ -326,7 +326,7 @@ def route_blocks(
 ) -> Iterator[Element]:
     """Yield the answer, and the elements for the next stage, of partition `index` of a bolt's results."""
     layout = lay_out(plan, order.width, order.slots)
-    stage = layout.home(component)
+    stage = layout.home[component]
     origin = f"{component}.{stream}"
     started = time.perf_counter()
     try:

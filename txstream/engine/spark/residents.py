@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import BatchFailedError
 from txstream.backoff import Backoff
-from txstream.engine.batch.messages import Element, WorkOrder
+from txstream.engine.batch.messages import ANSWER, Element, WorkOrder
 from txstream.engine.batch.worker import run_first_stage
 from txstream.engine.batch.worker_process import close_worker_process, worker_process
 from txstream.engine.spark.executor import shipped_plan
@@ -356,11 +356,11 @@ class Residents:
         connection = resident.connection
         try:
             while True:
-                number, targets = json.loads(connection.recv_bytes())
-                elements = [(target, connection.recv_bytes()) for target in targets]
+                message = connection.recv_bytes()
+                (number,), elements = _NUMBER.unpack_from(message), [(ANSWER, message[_NUMBER.size :])]
                 if not self._answered(resident, number, elements) or not self._may_run.is_set():
                     break
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, EOFError, struct.error) as error:
             if not self._closed.is_set():
                 log.debug("resident task %d is gone: %r", resident.number, error)
         self._end(resident)
@@ -429,7 +429,8 @@ class Residents:
 
 # --- on the executors ----------------------------------------------------------------------------------
 
-_HEAD = struct.Struct(">IQ")  # the index of the Spark task, the order's number
+_HEAD = struct.Struct(">IQ")  # before an order: the index of the Spark task, the order's number
+_NUMBER = struct.Struct(">Q")  # before an answer: the order's number
 _TIMEVAL = struct.Struct("ll")
 _UNREACHABLE = "reach the driver"
 
@@ -461,11 +462,9 @@ def _stay(
             while True:
                 message = connection.recv_bytes()
                 (index, order), text = _HEAD.unpack_from(message), message[_HEAD.size :].decode()
-                elements = run_first_stage(plan, index, WorkOrder.from_json(text), worker_process(plan))
-                targets = [target for target, _element in elements]
-                connection.send_bytes(json.dumps([order, targets]).encode())
-                for _target, element in elements:
-                    connection.send_bytes(element)
+                # A batch of one stage has nobody to send to but the driver.
+                ((_, answer),) = run_first_stage(plan, index, WorkOrder.from_json(text), worker_process(plan))
+                connection.send_bytes(_NUMBER.pack(order) + answer)
         except (EOFError, ConnectionError):
             close_worker_process()  # the process stays, for other Spark tasks
             return iter(())

@@ -139,7 +139,7 @@ class Outlet:
         layout = lay_out(self.plan, width, slots)
         parcels = {}
         for address, batches in self._batches.items():
-            bolt, home = self.plan.bolt(address.component), layout.home(address.component)
+            bolt, home = self.plan.bolt(address.component), layout.home[address.component]
             parcel = Parcel(home.position, home.spark_task_of(bolt, address.task), *address)
             parcels[parcel] = pa.Table.from_batches(batches)
         self._batches, self.tuples = {}, 0

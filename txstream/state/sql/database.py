@@ -102,6 +102,19 @@ class SqlTransaction(StateTransaction):
         # fence's lock was granted, and miss the row of the transaction that held the lock.
         return ledger.entries(self._connection, self._life.topology, first, last)
 
+    def raise_and_look(self, attempt: TransactionAttempt) -> Mapping[Txid, tuple[BatchStatus, AttemptId]]:
+        """Both statements begin the transaction, in one round trip where the server can."""
+        raising = fence.raising(self._life, attempt.attempt)
+        looking = ledger.looking(self._life.topology, Txid(attempt.txid - 1), attempt.txid)
+        begun = self._sessions.dialect.begin_with(self._connection, raising, looking)
+        if begun is None:
+            return super().raise_and_look(attempt)
+        raised, rows = begun
+        if raised != 1:
+            url = self._sessions.display_url
+            fence.refuse(self._connection, url, self._life, attempt.attempt, may_be_equal=False)
+        return {Txid(int(txid)): (status, AttemptId(int(by))) for txid, status, by in rows}
+
     def write_batch(self, row: BatchRecord) -> None:
         self._statements.ledger.write(self._connection, row)
         self._answered()

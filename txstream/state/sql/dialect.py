@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -49,6 +49,9 @@ from txstream.state.sql.framework_tables import fence
 
 Touch = Callable[[], None]
 """Tells a transaction's deadline that the database still answers."""
+
+Asked = tuple[Any, Mapping[str, Any]]
+"""A statement and its parameters."""
 
 READ_ONLY: Final = "txstream_read_only"
 """Execution option of a connection that only reads: in SQLite its transactions take no lock."""
@@ -171,6 +174,14 @@ class StateDialect(ABC):
 
     def lock_definitions(self, connection: Connection) -> None:  # noqa: B027 - SQLite has one writer
         """Keep other drivers from creating tables until this transaction ends."""
+
+    def begin_with(
+        self, connection: Connection, update: Asked, query: Asked
+    ) -> tuple[int, Iterable[Sequence[Any]]] | None:
+        """Begin a transaction with two statements in one round trip. Returns how many rows the first changed,
+        and what the second, which sees what was committed while the first waited, found: numbers may be text.
+        None: they are to be sent one after the other."""
+        return None
 
     def hold_fence(self, connection: Connection, topology: str, uuid: str, attempt: int) -> bool:
         """Lock a topology's fence in share mode until the transaction ends, if it is at `attempt`; return

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, select, update
+from sqlalchemy import Connection, Row, Update, bindparam, select, update
 
 from txstream.api.errors import CorruptStateError
 from txstream.batch_metas import to_json
@@ -41,9 +41,19 @@ def raise_to(
     Raises StaleAttemptError when it is not lower, CorruptStateError when there is none, and
     ProgressMismatchError when it is another life's.
     """
-    mine = {"id": life.topology, "life": life.uuid, "mine": attempt}
-    if connection.execute(_RAISE, mine).rowcount == 1:
-        return
+    if connection.execute(*raising(life, attempt)).rowcount != 1:
+        refuse(connection, database, life, attempt, may_be_equal=may_be_equal)
+
+
+def raising(life: TopologyLife, attempt: AttemptId) -> tuple[Update, dict[str, Any]]:
+    """Return the statement that raises the fence, and its parameters. It changes one row."""
+    return _RAISE, {"id": life.topology, "life": life.uuid, "mine": attempt}
+
+
+def refuse(
+    connection: Connection, database: str, life: TopologyLife, attempt: AttemptId, *, may_be_equal: bool
+) -> None:
+    """Raise the error for a fence that was not raised, unless it `may_be_equal` and is."""
     found = rules.own_fence(read(connection, life.topology), database, life)
     if rules.must_rise(found, life.topology, attempt, may_be_equal=may_be_equal):
         raise CorruptStateError(

@@ -29,8 +29,13 @@ def entries(
     connection: Connection, topology: str, first: Txid, last: Txid
 ) -> dict[Txid, tuple[BatchStatus, AttemptId]]:
     """Return status and attempt of the rows from `first` to `last` that exist."""
-    rows = connection.execute(_ENTRIES, {"id": topology, "first": first, "last": last})
+    rows = connection.execute(*looking(topology, first, last))
     return {row.txid: (row.status, row.attempt) for row in rows}
+
+
+def looking(topology: str, first: Txid, last: Txid) -> tuple[Select[Any], dict[str, Any]]:
+    """Return the query of `entries`, and its parameters."""
+    return _ENTRIES, {"id": topology, "first": first, "last": last}
 
 
 class LedgerWriter:

@@ -14,8 +14,9 @@ so that the array parser gives no special meaning to `NULL`, braces or commas in
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -53,6 +54,7 @@ from txstream.api.state import TXID_COLUMN
 from txstream.state.sql.dialect import (
     COLUMN_TYPES,
     INTEGER_RANGES,
+    Asked,
     BulkInsert,
     Found,
     Lookup,
@@ -160,6 +162,9 @@ def _compiled(statement: Any) -> str:
     """Return a statement's text. Made once: SQLAlchemy would look it up and convert values each time."""
     dialect: Any = postgresql.dialect
     return str(statement.compile(dialect=dialect(paramstyle="pyformat")))
+
+
+_kept = functools.cache(_compiled)
 
 
 def array_literal(column: pa.ChunkedArray) -> str:
@@ -277,6 +282,33 @@ class PostgreSQLDialect(ServerDialect):
         driver.autocommit = True  # in a transaction, a rollback would undo the settings
         driver.execute(f"SELECT {calls}")
         driver.autocommit = False
+
+    def begin_with(
+        self, connection: Connection, update: Asked, query: Asked
+    ) -> tuple[int, Iterable[Sequence[Any]]] | None:
+        from psycopg import ClientCursor, errors, generators
+
+        driver = driver_of(connection)
+        if driver.info.transaction_status:  # it has begun, or the connection is closed
+            return None
+        level, cursor = driver.isolation_level, ClientCursor(driver)
+        sql = f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}" if level else "BEGIN"
+        for statement, parameters in (update, query):
+            text = _kept(statement)
+            dispatch: Any = connection.dispatch  # listeners are told of it, as of any statement
+            dispatch.before_cursor_execute(connection, cursor, text, parameters, None, False)
+            # The simple protocol takes several statements and no parameters. The driver quotes these.
+            sql += f"; {cursor.mogrify(text, parameters)}"
+        driver.pgconn.send_query(sql.encode(driver.info.encoding))
+        results = driver.wait(generators.execute(driver.pgconn))
+        if results[-1].error_message:
+            raise errors.error_from_result(results[-1], driver.info.encoding)
+        _, changed, found = results
+        rows = range(found.ntuples)
+        columns = range(found.nfields)
+        return changed.command_tuples, [
+            [found.get_value(row, column).decode() for column in columns] for row in rows
+        ]
 
     def descriptor(self, connection: Connection) -> int:
         return int(driver_of(connection).fileno())

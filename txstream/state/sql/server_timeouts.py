@@ -58,10 +58,11 @@ class ServerDialect(StateDialect):
         with Watchdog(line, seconds) as watchdog:
             try:
                 yield watchdog.touch
-            except DBAPIError as error:
-                if watchdog.bitten and error.orig is not None:
+            except (DBAPIError, connection.dialect.loaded_dbapi.Error) as error:
+                cause = getattr(error, "orig", error)
+                if watchdog.bitten and cause is not None:
                     # The driver only saw its connection end; only this code knows why.
-                    error.orig.args = (*self.silence, f"the server did not answer for {seconds:g} s")
+                    cause.args = (*self.silence, f"the server did not answer for {seconds:g} s")
                 raise
 
     def ping(self, connection: Connection) -> None:
