@@ -54,6 +54,8 @@ def english() -> str:
     return "".join(re.sub(r"w(\d+)é", lambda found: words[int(found[1])], line) + "\n" for line in lines)
 
 
+# These take longest: four comparisons, which test_compare_*.py show, and two starts of Spark.
+SECOND_ROUNDS = {"compare.md", "python.md"}
 # What a reader has already.
 SUPPLIES = {"text.txt": english(), "word_count.py": python_of(GUIDES[0]), "results.db": ""}
 
@@ -140,7 +142,14 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         made.type("txstream down")
 
 
-@pytest.mark.parametrize("guide", [guide for guide in GUIDES if commands_of(guide)], ids=lambda g: g.name)
+@pytest.mark.parametrize(
+    "guide",
+    [
+        pytest.param(guide, marks=[pytest.mark.ci] * (guide.name in SECOND_ROUNDS), id=guide.name)
+        for guide in GUIDES
+        if commands_of(guide)
+    ],
+)
 def test_its_commands_do_what_it_shows(guide: Path, desk: Desk) -> None:
     desk.clear()
     for name, text in {**SUPPLIES, **files_of(guide)}.items():

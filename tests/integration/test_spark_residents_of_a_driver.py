@@ -138,12 +138,11 @@ def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("where", ["in the driver", "on a cluster"])
 def test_the_process_of_a_resident_ends_with_a_driver_that_is_killed(
-    where: str, tmp_path: Path, request: pytest.FixtureRequest
+    tmp_path: Path, cluster: SparkStandalone
 ) -> None:
-    master = "local[2]" if where == "in the driver" else request.getfixturevalue("cluster").url
-    with driver(tmp_path, master, residents=1) as ours:
+    """On a cluster; without one, the resident of the next test does."""
+    with driver(tmp_path, cluster.url, residents=1) as ours:
         ours.await_residents(1)
         pid = pid_of(ours.ask("run", 1))
         assert not is_gone(pid)
@@ -169,7 +168,10 @@ def test_a_resident_that_freezes_keeps_no_run_and_ends_when_it_thaws(tmp_path: P
         with contextlib.suppress(ProcessLookupError):  # Spark may have killed it
             os.kill(pid, signal.SIGCONT)
         assert wait_until(lambda: is_gone(pid), DEADLINE_SECONDS), "it finds its connection closed, and ends"
-        assert pid_of(ours.ask("run", 1)) == pid_of(answers[-1])
+        other = pid_of(ours.ask("run", 1))
+        assert other == pid_of(answers[-1])
+        ours.process.kill()
+        assert wait_until(lambda: is_gone(other), DEADLINE_SECONDS), "an orphan"
 
 
 def test_a_session_that_is_stopped_by_its_owner_is_named_and_nothing_hangs(tmp_path: Path) -> None:
@@ -191,7 +193,9 @@ def test_residents_leave_a_core_of_the_cluster_to_jobs(tmp_path: Path, cluster: 
         assert (wide["records"], wide["by_residents"]) == (23, False)
 
 
-@pytest.mark.parametrize("parallelism", [{}, {"spark.default.parallelism": "200"}])
+@pytest.mark.parametrize(
+    "parallelism", [pytest.param({}, marks=pytest.mark.ci), {"spark.default.parallelism": "200"}]
+)
 def test_a_cluster_of_one_core_has_no_residents(
     tmp_path: Path, cluster: SparkStandalone, parallelism: dict[str, str]
 ) -> None:

@@ -105,7 +105,14 @@ def get(url: str, path: str) -> Any:
         return json.load(answer)
 
 
-def test_each_view_of_runs_with_faults(launcher: Launcher, services: Services, browser: Browser) -> None:
+@pytest.mark.parametrize(
+    "windows",
+    [[(1240, "light")], pytest.param([(1240, "light"), (390, "dark")], marks=pytest.mark.ci)],
+    ids=["wide", "wide and narrow"],
+)
+def test_each_view_of_runs_with_faults(
+    launcher: Launcher, services: Services, browser: Browser, windows: list[tuple[int, str]]
+) -> None:
     with ZooKeeper(services.zookeeper) as zookeeper:
         before = set(zookeeper.topologies())
         assert launcher.run("compare", "--records", "2000", "--keep").status == 0
@@ -128,7 +135,7 @@ def test_each_view_of_runs_with_faults(launcher: Launcher, services: Services, b
         paths += [f"/topologies/{opaque}/batches/{one['txid']}" for one in ledger if one["error"]]
         paths += [f"/topologies/{opaque}/state/{one['table']}?txid=5" for one in tables]
         paths += ["/compare", *(f"/compare/{one['name']}" for one in get(url, "/api/compare")["kept"])]
-        for width, scheme in ((1240, "light"), (390, "dark")):
+        for width, scheme in windows:
             looking = Looking(browser, url, width, scheme)
             assert opaque in looking.look("/")
             told = {path: looking.look(path) for path in paths}

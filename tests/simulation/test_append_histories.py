@@ -17,6 +17,8 @@ from txstream.simulation.world import truth_of
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import simulate
 
+pytestmark = pytest.mark.usefixtures("deterministic")
+
 FIELDS = "topic string, partition int, offset bigint, customer string, amount bigint"
 # A customer's records are in one partition, as those of a key are in Kafka, so that their order is known.
 ROWS = {f"p{p}": [("orders", p, at, f"{p}{at % 2}", 10 * p + at) for at in range(6)] for p in range(2)}
@@ -54,6 +56,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("mutant", "table"),
     [

@@ -18,7 +18,7 @@ from txstream.semantics import Semantics
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 
-CI_SEEDS = 12
+FEW_SEEDS, CI_SEEDS = 4, 12
 SOAK_SEEDS = int(os.environ.get("TXSTREAM_SIMULATION_SEEDS", "20000"))
 MOST_SEEDS = 200
 
@@ -50,9 +50,12 @@ def history(seed: int, spout: Semantics, state: Semantics) -> str:
     return simulate_changes(seed, spout, state=state).tell(last=100_000)
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(FEW_SEEDS), pytest.param(range(FEW_SEEDS, CI_SEEDS), marks=pytest.mark.ci)], ids=str
+)
 @EVERY_KIND
-def test_states_are_exact_while_the_code_changes(spout: Semantics, state: Semantics) -> None:
-    for seed in range(CI_SEEDS):
+def test_states_are_exact_while_the_code_changes(spout: Semantics, state: Semantics, seeds: range) -> None:
+    for seed in seeds:
         history(seed, spout, state)
 
 
@@ -64,6 +67,7 @@ def test_states_are_exact_in_many_more_histories(spout: Semantics, state: Semant
         simulate_changes(seed, spout, state=state)
 
 
+@pytest.mark.ci
 def test_histories_have_in_them_what_they_are_to_show() -> None:
     """A simulation in which nothing changes would pass too."""
     seen: Counter[str] = Counter()

@@ -14,14 +14,17 @@ from txstream.semantics import Semantics
 
 KINDS = [(semantics, n) for semantics in (Semantics.OPAQUE, Semantics.TRANSACTIONAL) for n in (1, 2)]
 EVERY_KIND = pytest.mark.parametrize(("semantics", "databases"), KINDS)
-CI_SEEDS = 20
+FEW_SEEDS, CI_SEEDS = 6, 20
 MOST_SEEDS = 60
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(FEW_SEEDS), pytest.param(range(FEW_SEEDS, CI_SEEDS), marks=pytest.mark.ci)], ids=str
+)
 @EVERY_KIND
-def test_what_has_expired_never_comes_back(semantics: Semantics, databases: int) -> None:
+def test_what_has_expired_never_comes_back(semantics: Semantics, databases: int, seeds: range) -> None:
     told: Counter[str] = Counter()
-    for seed in range(CI_SEEDS):
+    for seed in seeds:
         world = simulate_keeping(seed, semantics, databases)
         told.update(world.told)
         told.update(world.crashes and ["crash"])
@@ -36,6 +39,7 @@ HUNTS = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("guard", "hunt"), HUNTS)
 def test_a_missing_guard_is_found(guard: Guard, hunt: KeepHunt) -> None:
     for seed in range(MOST_SEEDS):

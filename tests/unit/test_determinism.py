@@ -112,6 +112,21 @@ def test_whatever_is_deterministic_passes() -> None:
     assert told_of(RIGHT) == []
 
 
+def test_a_bolt_that_remembers_the_batch_before_is_found() -> None:
+    with pytest.raises(SimulationError, match="component 'split' emitted other tuples for the same input"):
+        simulate(counts(simulated.OnlyNewWords))
+
+
+def test_random_output_is_found() -> None:
+    with pytest.raises(SimulationError, match="component 'split' emitted other tuples for the same input"):
+        simulate(counts(simulated.Guesses))
+
+
+def test_what_is_counted_beside_the_transaction_is_found() -> None:
+    with pytest.raises(SimulationError, match="component 'adds' wrote other values for the same input"):
+        simulate(counts(committer=simulated.AddsOutside))
+
+
 def test_the_check_comes_first_in_a_simulation() -> None:
     with pytest.raises(SimulationError, match=rf"'minute' emitted other tuples .*; {WHY}") as raised:
         simulate(calls({"minute": minute}))

@@ -46,6 +46,8 @@ from txstream.state.commit_protocol import TopologyStates
 from txstream.state.store.merging import RowRules
 from txstream.testing import SimulationError, simulate
 
+pytestmark = pytest.mark.usefixtures("deterministic")
+
 Rows = list[tuple[Any, ...]]
 
 

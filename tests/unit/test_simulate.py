@@ -22,6 +22,8 @@ from txstream.simulation.schedules import Schedule, outcome, shrunk
 from txstream.simulation.world import FAULTS, World, run_without_faults
 from txstream.testing import SimulationError, simulate
 
+pytestmark = pytest.mark.usefixtures("deterministic")
+
 
 def words_in(lines: Any) -> dict[tuple[str], tuple[int]]:
     words = Counter(word for rows in lines.values() for line in rows for word in line.split())
@@ -74,21 +76,6 @@ def test_a_non_transactional_topology_is_reported() -> None:
 
 
 # --- what is wrong --------------------------------------------------------------------------------------
-
-
-def test_a_bolt_that_remembers_the_batch_before_is_found() -> None:
-    with pytest.raises(SimulationError, match="component 'split' emitted other tuples for the same input"):
-        simulate(counts(simulated.OnlyNewWords))
-
-
-def test_random_output_is_found() -> None:
-    with pytest.raises(SimulationError, match="component 'split' emitted other tuples for the same input"):
-        simulate(counts(simulated.Guesses))
-
-
-def test_what_is_counted_beside_the_transaction_is_found() -> None:
-    with pytest.raises(SimulationError, match="component 'adds' wrote other values for the same input"):
-        simulate(counts(committer=simulated.AddsOutside))
 
 
 def test_a_bolt_that_is_wrong_only_when_it_is_replayed_is_found_by_one_crash() -> None:
