@@ -106,12 +106,10 @@ def get(url: str, path: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "windows",
-    [[(1240, "light")], pytest.param([(1240, "light"), (390, "dark")], marks=pytest.mark.ci)],
-    ids=["wide", "wide and narrow"],
+    ("width", "scheme"), [(1240, "light"), pytest.param(390, "dark", marks=pytest.mark.ci)]
 )
 def test_each_view_of_runs_with_faults(
-    launcher: Launcher, services: Services, browser: Browser, windows: list[tuple[int, str]]
+    launcher: Launcher, services: Services, browser: Browser, width: int, scheme: str
 ) -> None:
     with ZooKeeper(services.zookeeper) as zookeeper:
         before = set(zookeeper.topologies())
@@ -135,28 +133,27 @@ def test_each_view_of_runs_with_faults(
         paths += [f"/topologies/{opaque}/batches/{one['txid']}" for one in ledger if one["error"]]
         paths += [f"/topologies/{opaque}/state/{one['table']}?txid=5" for one in tables]
         paths += ["/compare", *(f"/compare/{one['name']}" for one in get(url, "/api/compare")["kept"])]
-        for width, scheme in windows:
-            looking = Looking(browser, url, width, scheme)
-            assert opaque in looking.look("/")
-            told = {path: looking.look(path) for path in paths}
-            assert "1 attempt failed before" in "".join(told.values())
-            assert "doubled in" in told[paths[-1]]
-            assert "The slowest task is" in told[f"/topologies/{opaque}/graph"]
-            looking.page.goto(f"/topologies/{opaque}/timeline")
-            drawn = looking.page.inner_html(".chart")
-            assert "failed" in drawn
-            assert "cannot be read" in json.dumps(ledger)
-            assert 'class="away"' in drawn
-            assert 'class="death"' in drawn
-            # By keyboard: past the header to the content, and on to a batch.
-            looking.page.keyboard.press("Tab")
-            looking.page.keyboard.press("Enter")
-            assert looking.page.evaluate("document.activeElement.id") == "main"
-            looking.page.focus(".chart a")
-            looking.page.keyboard.press("Enter")
-            looking.page.wait_for_url("**/batches/*")
-            looking.page.close()
-            assert looking.wrong == []
+        looking = Looking(browser, url, width, scheme)
+        assert opaque in looking.look("/")
+        told = {path: looking.look(path) for path in paths}
+        assert "1 attempt failed before" in "".join(told.values())
+        assert "doubled in" in told[paths[-1]]
+        assert "The slowest task is" in told[f"/topologies/{opaque}/graph"]
+        looking.page.goto(f"/topologies/{opaque}/timeline")
+        drawn = looking.page.inner_html(".chart")
+        assert "failed" in drawn
+        assert "cannot be read" in json.dumps(ledger)
+        assert 'class="away"' in drawn
+        assert 'class="death"' in drawn
+        # By keyboard: past the header to the content, and on to a batch.
+        looking.page.keyboard.press("Tab")
+        looking.page.keyboard.press("Enter")
+        assert looking.page.evaluate("document.activeElement.id") == "main"
+        looking.page.focus(".chart a")
+        looking.page.keyboard.press("Enter")
+        looking.page.wait_for_url("**/batches/*")
+        looking.page.close()
+        assert looking.wrong == []
     finally:
         server.kill()
 
