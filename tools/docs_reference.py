@@ -171,7 +171,7 @@ TABLES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "committed_at": "when it was committed; null while it is committing",
             "error": "the last error of its failed attempts",
             "details": "as JSON: failed attempts, timings in seconds (those of its commit are in the next "
-            "row, as timings_before), digests, the path of its commit",
+            "row, as timings_before), waits, digests, the path of its commit",
         },
     ),
     "txstream_table": (
