@@ -119,7 +119,7 @@ def compare(launcher: Launcher, *arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["crash", "batch"])
+@pytest.mark.parametrize("kind", ["crash", pytest.param("batch", marks=pytest.mark.ci)])
 def test_records_that_are_set_aside_are_in_no_total_and_in_the_report(
     launcher: Launcher, services: Services, unique: str, kind: str
 ) -> None:

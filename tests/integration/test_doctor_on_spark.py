@@ -131,6 +131,7 @@ def test_a_python_that_is_not_on_the_workers(
     assert "PYSPARK_PYTHON" in str(python.remedy)
 
 
+@pytest.mark.ci  # Spark tells it after 15 s; test_spark_cluster.py shows that a run says so
 def test_a_cluster_that_gives_no_executor(cluster: SparkStandalone, tmp_path: Path) -> None:
     spark = examine(cluster, tmp_path, seconds=35.0, memory="100g")["spark"]
     assert not spark.ok

@@ -260,6 +260,7 @@ def test_a_partition_that_was_away_when_the_first_run_began(
     begun.assert_counted()
 
 
+@pytest.mark.ci
 def test_one_named_partition_was_away_when_the_first_run_began(
     apart: tuple[Launcher, Topics], own_kafka: EmbeddedKafka, unique: str
 ) -> None:
