@@ -153,13 +153,14 @@ class MetaCodec(Generic[Meta]):
     CorruptStateError, which names `where`.
     """
 
+    _carried: Mapping[str, tuple[Meta, dict[str, Any]]] = _EMPTY
+
     def __init__(self, meta_type: type[Meta]) -> None:
         if not isinstance(meta_type, type) or not _is_frozen_dataclass(meta_type):
             raise TopologyError(f"meta_type {meta_type!r} must be a frozen dataclass of JSON values")
         self.meta_type = meta_type
         kind: Any = meta_type
         self._fields: Mapping[str, frozenset[type]] = _fields_of(kind)
-        self._carried: dict[str, tuple[Meta, dict[str, Any]]] = {}
 
     def encode(self, metas: BatchMetas[Meta]) -> Encoded:
         """Return the metas as JSON values, made once; empty parts are left out."""
