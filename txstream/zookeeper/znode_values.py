@@ -182,8 +182,11 @@ def _take_optional_attempt(document: Mapping[str, Any], path: str) -> AttemptId 
 
 
 def pack(data: bytes) -> bytes:
-    """Return this JSON as it is stored: compressed if it is large."""
-    return zlib.compress(data, zlib.Z_BEST_SPEED) if len(data) > COMPRESSED_PAST_BYTES else data
+    """Return this JSON as it is stored: compressed if it is large, and well if it fits only then."""
+    if len(data) <= COMPRESSED_PAST_BYTES:
+        return data
+    packed = zlib.compress(data, zlib.Z_BEST_SPEED)
+    return packed if len(packed) <= MAX_DOCUMENT_BYTES else zlib.compress(data)
 
 
 def require_fits(packed: bytes, partitions: int) -> None:
