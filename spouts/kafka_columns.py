@@ -56,7 +56,29 @@ def record_batch(
     source: KafkaSource, read: Readers, partition: Partition, columns: RecordColumns
 ) -> pa.RecordBatch:
     """Return records as a source emits them. `read` are its `readers`. Raises DecodeError."""
+    return _made(source, read, [(partition, columns)], columns)
+
+
+def joined_batch(
+    source: KafkaSource, read: Readers, parts: Sequence[tuple[Partition, RecordColumns]]
+) -> pa.RecordBatch:
+    """Return the records of several partitions, one after the other. They are made together, since every
+    array has a fixed cost. Raises DecodeError."""
+    if len(parts) > 1:
+        with suppress(DecodeError):  # decoded one by one, below, the error names its partition
+            return _made(source, read, parts, RecordColumns.joined(columns for _, columns in parts))
+    return pa.concat_batches([record_batch(source, read, *part) for part in parts])
+
+
+def _made(
+    source: KafkaSource,
+    read: Readers,
+    parts: Sequence[tuple[Partition, RecordColumns]],
+    columns: RecordColumns,
+) -> pa.RecordBatch:
+    """Return the records of the parts, which `columns` has all of. An error names the first partition."""
     arrays: list[pa.Array] = []
+    partition = parts[0][0]
     if read.value is not None:
         raw = columns.values.to_pylist()
         try:
@@ -72,8 +94,20 @@ def record_batch(
                 raise _misfit("key", source.key_format, raw, partition, columns, bad) from bad
             continue
         data_type = source.output.field(name).type
-        arrays.append(kafka_column(name, data_type, partition, columns, source.errors == "replace"))
+        if name in ("topic", "partition"):
+            arrays.append(_places(name, data_type, parts))
+        else:
+            arrays.append(kafka_column(name, data_type, partition, columns, source.errors == "replace"))
     return pa.RecordBatch.from_arrays(arrays, schema=source.output)
+
+
+def _places(name: str, data_type: pa.DataType, parts: Sequence[tuple[Partition, RecordColumns]]) -> pa.Array:
+    """Return the column "topic" or "partition"."""
+    values = [partition.topic if name == "topic" else partition.number for partition, _ in parts]
+    rows = [len(columns) for _, columns in parts]
+    if len(set(values)) == 1:
+        return pa.repeat(pa.scalar(values[0], data_type), sum(rows))
+    return pa.array(np.repeat(np.array(values, object if name == "topic" else None), rows), data_type)
 
 
 def _misfit(
@@ -97,47 +131,21 @@ def _misfit(
     )
 
 
-def joined_batch(
-    source: KafkaSource, read: Readers, parts: Sequence[tuple[Partition, RecordColumns]]
-) -> pa.RecordBatch:
-    """Return the records of several partitions, one after the other. They are made together, since every
-    array has a fixed cost. Raises DecodeError."""
-    if len(parts) > 1:
-        with suppress(DecodeError):  # decoded one by one, below, the error names its partition
-            return _made_together(source, read, parts)
-    return pa.concat_batches([record_batch(source, read, *part) for part in parts])
-
-
-def _made_together(
-    source: KafkaSource, read: Readers, parts: Sequence[tuple[Partition, RecordColumns]]
-) -> pa.RecordBatch:
-    made = record_batch(source, read, parts[0][0], RecordColumns.joined(columns for _, columns in parts))
-    for name in {"topic", "partition"}.intersection(source.kafka_columns):
-        place = made.schema.get_field_index(name)
-        field = made.schema.field(place)
-        column = pa.concat_arrays([kafka_column(name, field.type, *part, replace=False) for part in parts])
-        made = made.set_column(place, field, column)
-    return made
-
-
 def kafka_column(
     name: str, data_type: pa.DataType, partition: Partition, columns: RecordColumns, replace: bool
 ) -> pa.Array:
     """Return one of Kafka's columns. Raises DecodeError for invalid UTF-8, unless `replace` is set."""
-    rows = len(columns)
     match name:
         case "key":
             return _payload("key", columns.keys, data_type, partition, columns, replace)
         case "value":
             return _payload("value", columns.values, data_type, partition, columns, replace)
-        case "topic":
-            return pa.repeat(pa.scalar(partition.topic, data_type), rows)
-        case "partition":
-            return pa.repeat(pa.scalar(partition.number, data_type), rows)
+        case "topic" | "partition":
+            return _places(name, data_type, [(partition, columns)])
         case "offset":
             return pa.array(columns.offsets, data_type)
         case "timestamp":
-            return pa.array(columns.timestamps).cast(_MILLISECONDS).cast(data_type)
+            return pa.array(columns.timestamps).view(_MILLISECONDS).cast(data_type)
         case "timestampType":
             return pa.array(columns.timestamp_types, data_type)
         case "headers":

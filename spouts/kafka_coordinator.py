@@ -34,12 +34,13 @@ from txstream.spouts.kafka import KNOWN, KafkaRange, KafkaSource
 from txstream.spouts.kafka_client import KafkaClient
 from txstream.spouts.kafka_cluster_watch import ClusterView, ClusterWatch
 from txstream.spouts.kafka_leader_epochs import LeaderEpochs, LostPlace
-from txstream.spouts.kafka_log_ends import LogReader, PartitionLog
+from txstream.spouts.kafka_log_ends import LogReader
 from txstream.spouts.kafka_protocol import (
     LATEST_STABLE,
     LATEST_WRITTEN,
     NO_NODE,
     Partition,
+    PartitionLog,
     TopicInfo,
     reason_of,
 )
@@ -48,6 +49,8 @@ from txstream.spouts.kafka_starting_places import StartingPlaces, has_place
 
 PLANNING_SECONDS = 2.0
 _MISSING_TOPIC_SECONDS = 3.0
+_FEW_RECORDS = 4_000
+"""As long as no more wait, they are read with the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         read_committed = source.isolation_level == "read_committed"
         self._latest = LATEST_STABLE if read_committed else LATEST_WRITTEN
         self._knows_places = False
+        self._few_wait = False
+        self._named: tuple[ClusterView, frozenset[str], set[str]] | None = None
         self._client = self._make_client("plan")
         try:
             self._client.connect(context.connect_timeout_seconds)
@@ -129,15 +134,16 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
 
     def plan(self, last: Mapping[str, KafkaRange], limit: int) -> Mapping[str, KafkaRange | Unavailable]:
         deadline = time.monotonic() + self._planning_seconds
-        topics = self._expect(last)
+        self.read_ahead = {}
         view = self._watch.view()
+        names = self._names(view, last)
         if self._source.on_data_loss == "fail":
             self._refuse_vanished(self._vanished(view))
-        names = {
-            *self._logs.names(view),
-            *(name for name in last if _topic_of(name) in topics),
-        }
-        logs, unavailable = self._logs.look(names, view, self._latest, deadline, last)
+        few, self._few_wait = self._few_wait, False
+        logs = self._logs.look_for_new(names, view, self._latest, deadline, last) if few else None
+        is_new_only, unavailable = logs is not None, dict[str, Unavailable]()
+        if logs is None:
+            logs, unavailable = self._logs.look(names, view, self._latest, deadline)
         begun = {name: log for name, log in logs.items() if not has_place(name, last)}
         for name, reason in self._starts.look_up(begun, view, deadline, last).items():
             unavailable[name] = reason
@@ -173,7 +179,8 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             name: min(logs[name].end - place.position, limit if cap is None else cap)
             for name, place in places.items()
         }
-        shares = share_limit(backlogs, limit, sum(place.position for place in places.values()))
+        progress = sum(place.end for place in last.values()) if self.untaken_records > limit else 0
+        shares = share_limit(backlogs, limit, progress)
         planned: dict[str, KafkaRange] = {}
         for name, place in places.items():
             taken = shares.get(name, 0)
@@ -182,6 +189,9 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
                     place.position, place.position + taken, logs[name].topic_id, place.skipped_from
                 )
         completed, missing = self._epochs.complete(planned, logs, deadline)
+        if is_new_only:
+            self.read_ahead = self._logs.new_records(completed)
+        self._few_wait = self.untaken_records <= _FEW_RECORDS and not (answer or missing)
         self.untaken_records -= sum(shares.values())
         if missing and not last:  # a first batch without them would decide where they begin
             return {**answer, **missing}
@@ -332,6 +342,15 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         self._watch.expect(topics)
         self._knows_places = True
         return topics
+
+    def _names(self, view: ClusterView, last: Mapping[str, KafkaRange]) -> set[str]:
+        """Return the partitions to plan: those that the cluster has, and those of our topics with a place."""
+        known = self._named
+        if known is None or known[0] is not view or known[1] != last.keys():
+            topics = self._expect(last)
+            placed = (name for name in last if _topic_of(name) in topics)
+            known = self._named = view, frozenset(last), {*self._logs.names(view), *placed}
+        return known[2]
 
     # --- places ----------------------------------------------------------------------------------------
 

@@ -66,6 +66,10 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
                 parts = [(read.partition, read.take()) for read in some]
                 yield counts, joined_batch(self._source, self._read, parts)
 
+    def take_ahead(self, metas: Mapping[str, KafkaRange], ahead: Mapping[str, bytes]) -> None:
+        """Keep what the coordinator's fetch has brought of these ranges: record batches from their starts."""
+        self._open().keep_ahead({name: (metas[name], data) for name, data in ahead.items() if name in metas})
+
     def close(self) -> None:
         if self._client is not None:
             self._client.close()

@@ -37,10 +37,12 @@ from txstream.api.errors import (
     ShortReadError,
     TxstreamError,
 )
+from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.kafka_client import KafkaClient
-from txstream.spouts.kafka_kept_answers import KeptAnswers
+from txstream.spouts.kafka_kept_answers import KeptAnswer, KeptAnswers
 from txstream.spouts.kafka_protocol import (
     EARLIEST,
+    FETCH_WITHOUT_TAGS,
     LATEST_WRITTEN,
     NAMES_ONLY_VERSION,
     NO_NODE,
@@ -68,7 +70,6 @@ _CONFIRM_SECONDS = 1.0
 _LOG_END_CHECK_SECONDS = 0.5
 _FETCHES_OF_A_DAMAGED_BATCH = 3
 _CALLER_SECONDS = 3600.0  # how long an answer may stay unread before its connection is given up
-_VERSION_WITHOUT_TAGS = 16  # a partition's tags, which only brokers use, double the cost of writing it
 _OFFSET_OUT_OF_RANGE = kafka_errors.OffsetOutOfRangeError.errno
 
 
@@ -113,6 +114,12 @@ class RangeFetcher:
                 progressed = self._step(unfinished, pending)
             yield progressed
             unfinished = [read for read in unfinished if not read.finished]
+
+    def keep_ahead(self, ahead: Mapping[str, tuple[KafkaRange, bytes]]) -> None:
+        """Take record batches that somebody else has fetched, from the starts of these ranges on."""
+        with self._lock:
+            for name, (wanted, data) in ahead.items():
+                self._kept.put(name, KeptAnswer(data, wanted.start, wanted.topic_id, time.monotonic()))
 
     def _step(self, unfinished: list[RangeRead], pending: dict[int, Fetch]) -> list[RangeRead]:
         began = time.monotonic()
@@ -231,7 +238,7 @@ class RangeFetcher:
             session_id=0,
             session_epoch=-1,
             min_version=4,
-            max_version=_VERSION_WITHOUT_TAGS if has_ids else NAMES_ONLY_VERSION,
+            max_version=FETCH_WITHOUT_TAGS if has_ids else NAMES_ONLY_VERSION,
             topics=[
                 topic_type(
                     topic=name,

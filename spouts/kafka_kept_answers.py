@@ -47,11 +47,15 @@ class KeptAnswers:
         if data.aborted_transactions or not wanted.topic_id:
             return
         rest = bytes(memoryview(part.data)[part.rest_at :])
-        if not rest:
-            return
-        answered_at = data.answered_at if isinstance(data, KeptAnswer) else time.monotonic()
-        self._kept[read.name] = KeptAnswer(rest, wanted.end, wanted.topic_id, answered_at)
-        self._bytes += len(rest)
+        if rest:
+            answered_at = data.answered_at if isinstance(data, KeptAnswer) else time.monotonic()
+            self.put(read.name, KeptAnswer(rest, wanted.end, wanted.topic_id, answered_at))
+
+    def put(self, name: str, answer: KeptAnswer) -> None:
+        """Keep what an answer holds of a partition."""
+        self._forget(name)
+        self._kept[name] = answer
+        self._bytes += len(answer.records)
         while self._bytes > _MOST_BYTES:
             self._forget(next(iter(self._kept)))
 

@@ -38,8 +38,7 @@ from txstream.api.spouts import Unavailable
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.kafka_client import KafkaClient
 from txstream.spouts.kafka_cluster_watch import ClusterWatch
-from txstream.spouts.kafka_log_ends import PartitionLog
-from txstream.spouts.kafka_protocol import EpochEnd, Leader, Partition, reason_of
+from txstream.spouts.kafka_protocol import EpochEnd, Leader, Partition, PartitionLog, reason_of
 
 log = logging.getLogger(__name__)
 

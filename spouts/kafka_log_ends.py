@@ -5,9 +5,7 @@ Invariants:
 - One look is one round of questions under the caller's deadline. A broker that misses it is handed to
   `ClusterWatch` and not asked again until it has answered there.
 - Every partition asked for is in the answer, either with its log or with the reason why not.
-- A first offset is as old as the look, but where only records are planned that came since a look of the last
-  second: nothing removes those so soon, except a user. The reader finds that, as it does when one removes
-  what is planned.
+- A look for what is new is one fetch (`kafka_log_tail`), or none: then the questions are to be asked.
 """
 
 from __future__ import annotations
@@ -15,47 +13,27 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import NamedTuple
 
 import kafka.errors as kafka_errors
 
 from txstream.api.spouts import Unavailable
+from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.kafka_client import KafkaClient
 from txstream.spouts.kafka_cluster_watch import ClusterView, ClusterWatch
+from txstream.spouts.kafka_log_tail import LogTail
 from txstream.spouts.kafka_protocol import (
     EARLIEST,
     NO_NODE,
-    NOBODY,
     Leader,
     OffsetQuery,
     Partition,
     PartitionError,
+    PartitionLog,
     reason_of,
 )
-from txstream.spouts.ranges import Span
 
-_RECENT_SECONDS = 1.0
-
-
-class PartitionLog(NamedTuple):
-    """A partition's log as its leader shows it: its first offset, and its end at the isolation level that was
-    asked for. The leader still had this epoch when it answered: it refuses a question that names another."""
-
-    first: int
-    end: int
-    topic_id: str
-    leader: Leader = NOBODY
-
-
-@dataclass(slots=True)
-class _Look:
-    """What a look at whole logs found, when it began, and who led then. `furthest` is the sum of the places
-    of the plan that went furthest since: one that does not go on from there is made again."""
-
-    view: ClusterView
-    logs: Mapping[str, PartitionLog]
-    began: float
-    furthest: int
+_REST_SECONDS = 1.0
+"""A broker that throttles, or lets the driver ask but not read, is not tried with every plan."""
 
 
 @dataclass(slots=True)
@@ -75,7 +53,8 @@ class LogReader:
         self._client = client
         self._watch = watch
         self._seen_down: Mapping[int, str] = {}
-        self._look: _Look | None = None
+        self._tail = LogTail(client)
+        self._rests_until = 0.0
         self._led: _Led | None = None
         self._names: tuple[ClusterView, list[str]] | None = None
 
@@ -92,44 +71,49 @@ class LogReader:
         return self._names[1]
 
     def look(
+        self, names: Collection[str], view: ClusterView, latest: OffsetQuery, deadline: float
+    ) -> tuple[dict[str, PartitionLog], dict[str, Unavailable]]:
+        """Return the logs of these partitions, and why some have none now. `deadline` is monotonic."""
+        found, unavailable = self._ask(names, view, [EARLIEST, latest], deadline)
+        logs: dict[str, PartitionLog] = {}
+        for partition, (first, end) in found.items():
+            info = view.topics[partition.topic].info
+            if info is not None:
+                logs[partition.name] = PartitionLog(first, end, info.id, info.leaders[partition.number])
+        return logs, unavailable
+
+    def look_for_new(
         self,
         names: Collection[str],
         view: ClusterView,
         latest: OffsetQuery,
         deadline: float,
-        planned: Mapping[str, Span] | None = None,
-    ) -> tuple[dict[str, PartitionLog], dict[str, Unavailable]]:
-        """Return the logs of these partitions, and why some have none now. `deadline` is monotonic. With
-        what is `planned` so far, first offsets may be a second old where all older records are in it."""
-        known = None if planned is None else self._recent(names, view, planned)
-        began = monotonic()
-        queries = [EARLIEST, latest] if known is None else [latest]
-        found, unavailable = self._ask(names, view, queries, deadline)
-        logs: dict[str, PartitionLog] = {}
-        for partition, offsets in found.items():
-            info = view.topics[partition.topic].info
-            if info is not None:
-                name = partition.name
-                first = offsets[0] if known is None else known[name].first
-                logs[name] = PartitionLog(first, offsets[-1], info.id, info.leaders[partition.number])
-        if planned is not None and known is None:
-            self._look = _Look(view, logs, began, _sum_of_places(planned))
-        return logs, unavailable
-
-    def _recent(
-        self, names: Collection[str], view: ClusterView, planned: Mapping[str, Span]
-    ) -> Mapping[str, PartitionLog] | None:
-        """Return the logs as the last whole look found them, if that was a moment ago and all that they had
-        then is planned."""
-        look = self._look
-        if look is None or look.view is not view or monotonic() - look.began > _RECENT_SECONDS:
+        planned: Mapping[str, KafkaRange],
+    ) -> dict[str, PartitionLog] | None:
+        """Return the logs of those of these partitions in which records wait, or whose place in what is
+        `planned` was not looked at before. None if one fetch does not tell that of all, or did not a moment
+        ago."""
+        if monotonic() < self._rests_until:
             return None
-        goes_on = _sum_of_places(planned) > look.furthest
-        logs = look.logs
-        if not (goes_on and all(n in logs and n in planned and logs[n].end <= planned[n].end for n in names)):
+        led = self._led_of(names, view)
+        if led.without or not all(name in planned and planned[name].is_placed for name in names):
             return None
-        look.furthest = _sum_of_places(planned)
+        self._learn_addresses(led.leaders, view, deadline)
+        ids = {topic: known.info.id for topic, known in view.topics.items() if known.info is not None}
+        seconds = max(0.05, (deadline - monotonic()) / 2)  # the other half is for the questions
+        logs = self._tail.look(led.leaders, ids, planned, seconds, read_committed=latest.read_committed)
+        if logs is None:
+            self._rests_until = monotonic() + _REST_SECONDS
         return logs
+
+    def new_records(self, planned: Mapping[str, KafkaRange]) -> dict[str, bytes]:
+        """Return what `look_for_new` brought of these ranges, from their beginning on."""
+        found = self._tail.records
+        return {
+            name: found[name].data
+            for name, one in planned.items()
+            if name in found and found[name].start == one.start
+        }
 
     def find(
         self, names: Collection[str], view: ClusterView, place: OffsetQuery, deadline: float
@@ -142,9 +126,7 @@ class LogReader:
     def _ask(
         self, names: Collection[str], view: ClusterView, queries: Sequence[OffsetQuery], deadline: float
     ) -> tuple[dict[Partition, tuple[int, ...]], dict[str, Unavailable]]:
-        led = self._led
-        if led is None or led.view is not view or led.names != names:
-            led = self._led = self._leaders(names, view)
+        led = self._led_of(names, view)
         leaders, unavailable = led.leaders, dict(led.without)
         self._learn_addresses(leaders, view, deadline)
         answers, unanswered = self._client.offsets(leaders, queries, max(0.05, deadline - monotonic()))
@@ -166,6 +148,12 @@ class LogReader:
             else:
                 found[partition] = offsets
         return found, unavailable
+
+    def _led_of(self, names: Collection[str], view: ClusterView) -> _Led:
+        led = self._led
+        if led is None or led.view is not view or (led.names is not names and led.names != names):
+            led = self._led = self._leaders(names, view)
+        return led
 
     def _leaders(self, names: Collection[str], view: ClusterView) -> _Led:
         led = _Led(view, names)
@@ -200,7 +188,3 @@ class LogReader:
                 self._client.topics((), max(0.05, deadline - monotonic()))
             except (kafka_errors.KafkaError, OSError):
                 self._watch.look_again()
-
-
-def _sum_of_places(planned: Mapping[str, Span]) -> int:
-    return sum(one.end for one in planned.values())

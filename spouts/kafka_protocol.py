@@ -20,6 +20,7 @@ from kafka.protocol.consumer import (
 from kafka.protocol.metadata import MetadataRequest
 
 NO_NODE = -1
+FETCH_WITHOUT_TAGS = 16  # a partition's tags, which only brokers use, double the cost of writing it
 NAMES_ONLY_VERSION = 12  # of a fetch: the last one that names topics without their ids
 _BATCH_HEADER = struct.Struct(">qiibIhi")  # offset, length, epoch, format, checksum, attributes, offsets
 _LIST_OFFSETS_WITHOUT_TAGS = 5  # tags add half the cost again to each partition, and say nothing
@@ -63,6 +64,16 @@ class TopicInfo:
 
 
 NOBODY = Leader(NO_NODE, -1)
+
+
+class PartitionLog(NamedTuple):
+    """A partition's log as its leader shows it: its first offset, and its end at the isolation level that was
+    asked for. The leader still had this epoch when it answered: it refuses a question that names another."""
+
+    first: int
+    end: int
+    topic_id: str
+    leader: Leader = NOBODY
 
 
 class EpochEnd(NamedTuple):

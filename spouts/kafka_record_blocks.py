@@ -19,6 +19,9 @@ Headers = list[tuple[bytes, bytes | None]]
 Integers = npt.NDArray[np.int64]
 
 
+_FEW_ROWS = 64  # a call of Arrow's costs as much as copying so many in Python
+
+
 class Payload(NamedTuple):
     """Where keys or values lie in `data`; a length of -1 is a null."""
 
@@ -147,13 +150,16 @@ def _binary(parts: Sequence[Payloads]) -> pa.Array:
 
 
 def _array(payload: Payload) -> pa.Array:
-    """Let Arrow copy the bytes: every other element of a view of all the data is one of ours, and `take`
-    picks those."""
+    """Let Arrow copy the bytes, unless they are few: every other element of a view of all the data is one of
+    ours, and `take` picks those."""
     data, starts, lengths = payload
     rows = len(starts)
     nulls = lengths < 0
     if nulls.all():
         return pa.nulls(rows, pa.binary())
+    if rows <= _FEW_ROWS:
+        places = zip(starts.tolist(), lengths.tolist(), strict=True)
+        return pa.array([None if n < 0 else data[at : at + n] for at, n in places], pa.binary())
     bounds = np.empty(2 * rows, np.int32)
     bounds[0::2] = starts
     bounds[1::2] = starts + np.maximum(lengths, 0)

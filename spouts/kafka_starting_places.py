@@ -26,8 +26,8 @@ from txstream.api.spouts import Unavailable
 from txstream.spouts.kafka import KNOWN, UNKNOWN, KafkaRange
 from txstream.spouts.kafka_arguments import ALL_OTHERS, StartingOffset, epoch_milliseconds
 from txstream.spouts.kafka_cluster_watch import ClusterView
-from txstream.spouts.kafka_log_ends import LogReader, PartitionLog
-from txstream.spouts.kafka_protocol import OffsetQuery
+from txstream.spouts.kafka_log_ends import LogReader
+from txstream.spouts.kafka_protocol import OffsetQuery, PartitionLog
 
 Places = Mapping[str, KafkaRange]
 

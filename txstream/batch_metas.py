@@ -40,10 +40,12 @@ class BatchMetas(Generic[Meta]):
     """The metas of one batch. `partitions` are read in it, `carried` only keep their place, and `unavailable`
     says why a partition was left out. `excluded` are records of its ranges that it leaves out, because each
     fails by itself. `retried` are the dead letters of earlier batches that it processes instead of ranges,
-    and `records` their records, once they were read. `begun` are those of `carried` that get their first
-    place in it, `lag_records` how many records were there and not taken; only a plan knows them. None of the
-    last three is stored. `horizons` say for each table with `keep` which rows are too old
-    (`txstream.retention`)."""
+    and `records` their records, once they were read. `horizons` say for each table with `keep` which rows are
+    too old (`txstream.retention`).
+
+    Only a plan knows `begun`, those of `carried` that get their first place in it; `lag_records`, how many
+    records were there and not taken; and `ahead`, what was read already of its ranges. None of these is
+    stored, nor are the `records`."""
 
     partitions: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
     carried: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
@@ -53,13 +55,18 @@ class BatchMetas(Generic[Meta]):
     records: pa.RecordBatch | None = field(default=None, repr=False, compare=False)
     begun: Collection[str] = field(default=(), compare=False)
     lag_records: int | None = field(default=None, compare=False)
+    ahead: Mapping[str, bytes] = field(default_factory=lambda: _EMPTY, repr=False, compare=False)
     horizons: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
     # The result of `MetaCodec.encode`, kept because the plan's check, the ledger and ZooKeeper all need it.
     _encoded: list[Encoded] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def from_plan(
-        cls, last: Mapping[str, Meta], plan: Mapping[str, Meta | Unavailable], untaken: int | None = None
+        cls,
+        last: Mapping[str, Meta],
+        plan: Mapping[str, Meta | Unavailable],
+        untaken: int | None = None,
+        ahead: Mapping[str, bytes] = _EMPTY,
     ) -> BatchMetas[Meta]:
         """Return the metas of a batch, from the places before it and the coordinator's answer."""
         # Imported here because it loads pyarrow, which a command that asks only ZooKeeper does not need.
@@ -80,7 +87,7 @@ class BatchMetas(Generic[Meta]):
                 partitions[partition] = meta
                 carried.pop(partition, None)
         lag = None if unavailable else untaken  # of those that are away, nobody knows
-        return cls(partitions, carried, unavailable, begun=begun, lag_records=lag)
+        return cls(partitions, carried, unavailable, begun=begun, lag_records=lag, ahead=ahead)
 
     def positions(self) -> Mapping[str, Meta]:
         """Return the meta that marks the place of each partition known so far."""

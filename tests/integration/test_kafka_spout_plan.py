@@ -16,6 +16,7 @@ from txstream.batch_metas import BatchMetas
 from txstream.embedded import Services
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
+from txstream.spouts.kafka_fetch import RangeFetcher
 
 CONTEXT = SpoutContext("planning", "lines", {})
 ATTEMPT = attempt()
@@ -92,6 +93,52 @@ def test_batches_take_every_record_once(topics: Topics, unique: str, open_plan: 
     assert all(meta.topic_id for meta in last.values())
     assert coordinator.plan(last, 150) == {}
     assert coordinator.lag_records(last, targets) == 0
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
+def test_few_new_records_are_read_with_the_plan(
+    topics: Topics, unique: str, open_plan: Any, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are what was sent, though the emitter asks for nothing, and the broker tells only of partitions
+    that have changed."""
+    topics.create(unique, 3, configs={"compression.type": codec})
+    source = KafkaSource(unique, topics.address)
+    coordinator, emitter = open_plan(unique), source.emitter(CONTEXT)
+    producer = topics.transactional_producer(unique)
+    fill(topics, unique, 5, 0)
+    last = after({}, coordinator.plan({}, MANY))
+    assert coordinator.plan(last, MANY) == {}
+    fetches: list[Any] = []
+    monkeypatch.setattr(RangeFetcher, "_send", lambda *asked: fetches.append(asked))
+
+    def read() -> dict[str, list[str]]:
+        """Return the values of the next batch, by partition."""
+        nonlocal last
+        wait_until(lambda: len(coordinator.plan(last, MANY)) > 0, "there is something to plan")
+        planned = ranges(coordinator.plan(last, MANY))
+        assert planned.keys() == coordinator.read_ahead.keys()
+        emitter.take_ahead(planned, coordinator.read_ahead)
+        found: dict[str, list[str]] = {}
+        for name, batch in emitter.emit_many(ATTEMPT, planned):
+            found.setdefault(name[-1], []).extend(batch.column("value").to_pylist())
+        last = after(last, planned)
+        return found
+
+    try:
+        for partition, words in (("1", ["a", "b"]), ("0", ["c"]), ("1", ["d"])):
+            topics.send(unique, [word.encode() for word in words], int(partition))
+            assert read() == {partition: words}
+        topics.transaction(producer, unique, [b"e", b"f"], commit=True, partition=2)
+        assert read() == {"2": ["e", "f"]}
+        assert fetches == []
+        # An executor fetches what was aborted, so that it knows.
+        topics.transaction(producer, unique, [b"gone"], commit=False, partition=2)
+        topics.send(unique, [b"h"], 2)
+        wait_until(lambda: spans(coordinator.plan(last, MANY)) == {"2": (3, 6)}, "all is seen")
+        assert coordinator.read_ahead == {}
+    finally:
+        producer.close()
+        emitter.close()
 
 
 def test_max_records_per_partition(topics: Topics, unique: str, open_plan: Any) -> None:

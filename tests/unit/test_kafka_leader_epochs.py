@@ -18,12 +18,20 @@ from txstream.spouts import kafka_coordinator
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
 from txstream.spouts.kafka_leader_epochs import LeaderEpochs
-from txstream.spouts.kafka_log_ends import PartitionLog
-from txstream.spouts.kafka_protocol import EpochEnd, Leader, OffsetQuery, Partition, PartitionError, TopicInfo
+from txstream.spouts.kafka_protocol import (
+    EpochEnd,
+    Leader,
+    OffsetQuery,
+    Partition,
+    PartitionError,
+    PartitionLog,
+    TopicInfo,
+)
 
 NAME = "t/0"
 NODE = 1
 EARLIEST = -2
+ID = "00000000-0000-0000-0000-00000000000a"
 
 
 @dataclass
@@ -116,11 +124,11 @@ def epochs(cluster: Cluster) -> LeaderEpochs:
 
 
 def shown(log: Replica) -> dict[str, PartitionLog]:
-    return {NAME: PartitionLog(log.first, len(log.records), "id", Leader(NODE, log.leads))}
+    return {NAME: PartitionLog(log.first, len(log.records), ID, Leader(NODE, log.leads))}
 
 
 def planned(epochs: LeaderEpochs, log: Replica, end: int, start: int = 0) -> KafkaRange:
-    ranges, unavailable = epochs.complete({NAME: KafkaRange(start, end, "id")}, shown(log), 0.0)
+    ranges, unavailable = epochs.complete({NAME: KafkaRange(start, end, ID)}, shown(log), 0.0)
     assert unavailable == {}
     return ranges[NAME]
 
@@ -165,7 +173,7 @@ def test_a_restart_asks_once(cluster: Cluster, epochs: LeaderEpochs) -> None:
     for end, epoch in ((6, 8), (5, 6), (3, 4), (1, 0)):
         served: Any = cluster
         again = LeaderEpochs(served, served)
-        place = KafkaRange(0, end, "id", leader_epoch=epoch)
+        place = KafkaRange(0, end, ID, leader_epoch=epoch)
         assert not again.has(NAME, place)
         cluster.asked.clear()
         assert verdict(again, log, place) is None
@@ -191,7 +199,7 @@ def test_a_log_that_was_cut_back_and_has_grown_again(cluster: Cluster, epochs: L
         "its last record was written in leader epoch 0, which now ends at offset 1; the log was cut back "
         "there and has gone on in epoch 2, to offset 5"
     )
-    assert verdict(epochs, cluster.log, KafkaRange(0, 1, "id", leader_epoch=0)) is None
+    assert verdict(epochs, cluster.log, KafkaRange(0, 1, ID, leader_epoch=0)) is None
 
 
 def test_a_replica_that_was_left_behind_leads_with_records_of_its_own(
@@ -265,7 +273,7 @@ def test_a_leader_that_has_not_heard_of_its_successor_is_not_believed(
     cluster: Cluster, epochs: LeaderEpochs
 ) -> None:
     cluster.log = history((0, "abc"), (3, "d"))
-    place = KafkaRange(0, 6, "id", leader_epoch=5)
+    place = KafkaRange(0, 6, ID, leader_epoch=5)
     for cluster.newest in (None, 5, 6):
         assert verdict(epochs, cluster.log, place) == Unavailable(
             "its leader has epoch 3, its place epoch 5; being checked"
@@ -279,7 +287,7 @@ def test_a_leader_that_has_not_heard_of_its_successor_is_not_believed(
 def test_brokers_that_do_not_tell_are_named_once(
     cluster: Cluster, epochs: LeaderEpochs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    place = KafkaRange(0, 3, "id", leader_epoch=0)
+    place = KafkaRange(0, 3, ID, leader_epoch=0)
     cluster.error = kafka_errors.IncompatibleBrokerVersion("OffsetForLeaderEpoch")
     with caplog.at_level(logging.WARNING):
         for leads in (2, 3):
@@ -302,7 +310,7 @@ def test_a_log_without_epochs_is_read_on(
 ) -> None:
     cluster.log = history((2, "abc"))
     monkeypatch.setattr(cluster.log, "end_of", lambda _epoch: EpochEnd(-1, -1))
-    assert verdict(epochs, cluster.log, KafkaRange(0, 3, "id", leader_epoch=0)) is None
+    assert verdict(epochs, cluster.log, KafkaRange(0, 3, ID, leader_epoch=0)) is None
     assert planned(epochs, cluster.log, 3).leader_epoch is None
 
 
@@ -316,7 +324,7 @@ def test_a_leader_that_does_not_answer_makes_its_partition_unavailable(
 ) -> None:
     log = cluster.log = history((0, "abc"), (2, "d"))
     cluster.error = error
-    place = KafkaRange(0, 3, "id", leader_epoch=0)
+    place = KafkaRange(0, 3, ID, leader_epoch=0)
     assert "does not report its epochs" in verdict(epochs, log, place).reason
     ranges, unavailable = epochs.complete({NAME: place}, shown(log), 0.0)
     assert (ranges, list(unavailable)) == ({}, [NAME])
@@ -326,7 +334,7 @@ def test_a_leader_that_does_not_answer_makes_its_partition_unavailable(
 
 def test_places_without_an_epoch_are_not_judged(cluster: Cluster, epochs: LeaderEpochs) -> None:
     """They were stored before epochs were."""
-    place = KafkaRange(0, 3, "id")
+    place = KafkaRange(0, 3, ID)
     cluster.log = history((0, "a"), (2, "BCDE"))
     assert epochs.has(NAME, place)
     assert verdict(epochs, cluster.log, place) is None
@@ -348,8 +356,11 @@ class Served(Cluster):
     def knows(self, node: int) -> bool:
         return True
 
+    def ask(self, requests: Mapping[int, Any], timeout_seconds: float) -> dict[int, Exception]:
+        return dict.fromkeys(requests, OSError("it is only asked for offsets and epochs"))
+
     def topics(self, names: object, timeout_seconds: float) -> dict[str, TopicInfo]:
-        return {"t": TopicInfo("t", "id", {0: Leader(NODE, self.log.leads)})}
+        return {"t": TopicInfo("t", ID, {0: Leader(NODE, self.log.leads)})}
 
     def offsets(
         self, leaders: Mapping[Partition, Leader], specs: Sequence[OffsetQuery], timeout_seconds: float
@@ -389,7 +400,7 @@ def start(served: Served, opened: list[KafkaPartitionCoordinator]) -> Any:
 def test_a_place_that_is_lost_ends_the_run_or_is_a_gap(served: Served, start: Any) -> None:
     served.log = history((0, "abcde"))
     last = dict(start().plan({}, 4))
-    assert last == {NAME: KafkaRange(0, 4, "id", leader_epoch=0)}
+    assert last == {NAME: KafkaRange(0, 4, ID, leader_epoch=0)}
     served.log = history((0, "ab"), (2, "CDEFGH"))
     restarted = start()
     targets = restarted.targets()
@@ -402,7 +413,7 @@ def test_a_place_that_is_lost_ends_the_run_or_is_a_gap(served: Served, start: An
     assert not restarted.reached(last, targets)
     skipping = start(on_data_loss="skip")
     behind = skipping.plan(last, 10)
-    assert behind == {NAME: KafkaRange(2, 8, "id", skipped_from=4, leader_epoch=2)}
+    assert behind == {NAME: KafkaRange(2, 8, ID, skipped_from=4, leader_epoch=2)}
     assert skipping.plan(last, 10) == behind, "a replay finds the gap again"
     with pytest.raises(DataLostError, match="cannot be read again"):
         skipping.unreadable(last)

@@ -5,31 +5,40 @@ The tests of a real cluster are in tests/integration/test_kafka_spout_plan.py.
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace as Document
 from typing import Any
+from uuid import UUID
 
+import kafka.errors as kafka_errors
 import pytest
 
 from txstream.api.errors import DataLostError
-from txstream.api.spouts import SpoutContext
-from txstream.spouts import kafka_coordinator, kafka_log_ends
+from txstream.api.spouts import SpoutContext, Unavailable
+from txstream.spouts import kafka_coordinator, kafka_log_ends, kafka_log_tail
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
 from txstream.spouts.kafka_protocol import EARLIEST, Leader, OffsetQuery, Partition, TopicInfo
 
-ID = "an-id"
+ID = "00000000-0000-0000-0000-00000000000a"
 NO_EPOCH = -1  # tests/unit/test_kafka_leader_epochs.py has those
 Open = Callable[..., KafkaPartitionCoordinator]
 
 
 class Cluster:
-    """One topic "t" on one broker. `logs` has the first offset and the end of each partition's log."""
+    """One topic "t" on one broker, which keeps one fetch session. `logs` has the first offset and the end of
+    each partition's log. An answer to a fetch is given to `spoil` first."""
 
-    def __init__(self, *logs: tuple[int, int]) -> None:
+    def __init__(self, *logs: tuple[int, int], topic_id: str = ID) -> None:
         self.logs = list(logs)
+        self.topic_id = topic_id
         self.asked: list[Sequence[OffsetQuery]] = []
+        self.fetches: list[dict[str, int]] = []
+        self.sessions: list[tuple[int, int]] = []
+        self.spoil: Callable[[Any], Any] = lambda answer: answer
+        self._session = 0
+        self._places: dict[int, int] = {}
+        self._told: dict[int, tuple[int, int]] = {}
 
     def connect(self, timeout_seconds: float) -> None:
         pass
@@ -44,7 +53,11 @@ class Cluster:
         pass
 
     def topics(self, names: Iterable[str] | None, timeout_seconds: float) -> dict[str, TopicInfo]:
-        return {"t": TopicInfo("t", ID, {number: Leader(1, NO_EPOCH) for number in range(len(self.logs))})}
+        return {
+            "t": TopicInfo(
+                "t", self.topic_id, {number: Leader(1, NO_EPOCH) for number in range(len(self.logs))}
+            )
+        }
 
     def offsets(
         self, leaders: Mapping[Partition, Leader], queries: Sequence[OffsetQuery], timeout_seconds: float
@@ -55,6 +68,42 @@ class Cluster:
             return tuple(log[0] if query == EARLIEST else log[1] for query in queries)
 
         return {partition: answers(self.logs[partition.number]) for partition in leaders}, {}
+
+    def ask(self, requests: Mapping[int, Sequence[Any]], timeout_seconds: float) -> dict[int, Any]:
+        """Answer a fetch as KIP-227 says. Its records are the offsets, as text."""
+        ((node, (request,)),) = requests.items()
+        asked = {one.partition: one.fetch_offset for topic in request.topics for one in topic.partitions}
+        self.fetches.append({f"t/{number}": place for number, place in asked.items()})
+        self.sessions.append((request.session_id, request.session_epoch))
+        if request.session_epoch == 0:
+            self._session, self._places, self._told = self._session + 1, {}, {}
+        self._places |= asked
+        changed = []
+        for number, place in self._places.items():
+            first, end = log = self.logs[number]
+            records = ",".join(map(str, range(place, end))).encode()
+            is_there = first <= place <= end
+            if records or not is_there or self._told.get(number) != log:
+                self._told[number] = log
+                changed.append(
+                    Document(
+                        partition_index=number,
+                        error_code=0 if is_there else kafka_errors.OffsetOutOfRangeError.errno,
+                        high_watermark=end,
+                        last_stable_offset=end,
+                        log_start_offset=first,
+                        records=records or None,
+                        aborted_transactions=None,
+                    )
+                )
+        answer = Document(
+            error_code=0,
+            throttle_time_ms=0,
+            session_id=self._session,
+            responses=[Document(topic_id=UUID(ID), partitions=changed)] if changed else [],
+        )
+        spoilt = self.spoil(answer)
+        return {node: spoilt if isinstance(spoilt, Exception) else [spoilt]}
 
 
 @pytest.fixture
@@ -118,52 +167,213 @@ def test_a_gap_is_recorded_even_if_nothing_is_read_behind_it(
     assert plans.plan({"t/0": expected}, 100) == {}
 
 
-# --- the first offsets of the logs ------------------------------------------------------------------
+# --- plans by a fetch ------------------------------------------------------------------------------
 
 
-def test_what_came_since_the_last_look_is_planned_without_asking_where_the_logs_begin(opened: Open) -> None:
-    cluster = Cluster((2, 9), (3, 3))
-    plans = opened(cluster)
-    last: Any = plans.plan({"t/1": taken(0, 3)}, 100)
-    last = {"t/1": taken(0, 3), **last}
+def live(opened: Open, cluster: Cluster, **options: Any) -> tuple[KafkaPartitionCoordinator, Any]:
+    """Return a coordinator that has planned all that there is, and where it is now."""
+    plans = opened(cluster, **options)
+    last: Any = plans.plan({}, 100)
+    assert len(last) == len(cluster.logs)
     cluster.asked.clear()
-    cluster.logs = [(2, 12), (3, 4)]
-    assert plans.plan(last, 100) == {"t/0": taken(9, 12), "t/1": taken(3, 4)}
-    assert [EARLIEST in queries for queries in cluster.asked] == [False]
+    return plans, last
+
+
+def test_few_new_records_are_planned_and_read_by_one_fetch(opened: Open) -> None:
+    cluster = Cluster((2, 9), (0, 3))
+    plans, last = live(opened, cluster)
+    cluster.logs = [(2, 12), (0, 3)]
+    assert plans.plan(last, 100) == {"t/0": taken(9, 12)}
+    assert plans.read_ahead == {"t/0": b"9,10,11"}
+    assert cluster.asked == []
+    last |= {"t/0": taken(9, 12)}
+    cluster.logs = [(2, 12), (0, 5)]
+    assert plans.plan(last, 100) == {"t/1": taken(3, 5)}
+    assert plans.read_ahead == {"t/1": b"3,4"}
+    assert plans.plan(last, 1) == {"t/1": taken(3, 4)}, "what came before comes again"
+    assert plans.read_ahead == {"t/1": b"3,4"}, "the rest of it serves the next range"
+    assert cluster.asked == []
+    assert cluster.fetches == [{"t/0": 9, "t/1": 3}, {"t/0": 12}, {}]
+    assert cluster.sessions == [(0, 0), (1, 1), (1, 2)]
+
+
+def test_nothing_is_read_ahead_while_many_records_wait(opened: Open) -> None:
+    """A fetch would bring what an executor is going to fetch."""
+    cluster = Cluster((0, 9))
+    plans, last = live(opened, cluster)
+    cluster.logs = [(0, 5_009)]
+    assert plans.plan(last, 500) == {"t/0": taken(9, 509)}
+    assert len(cluster.fetches) == 1
+    assert plans.plan({"t/0": taken(9, 509)}, 500) == {"t/0": taken(509, 1_009)}
+    assert plans.read_ahead == {}
+    assert len(cluster.fetches) == len(cluster.asked) == 1
 
 
 @pytest.mark.parametrize(
-    "last",
-    [
-        {"t/0": taken(0, 9)},
-        {"t/0": taken(0, 9), "t/1": taken(0, 4)},
-        {"t/0": taken(0, 8), "t/1": taken(0, 7)},
-        {"t/0": taken(0, 9), "t/1": taken(0, 5)},
-    ],
-    ids=["a partition without a place", "not all was taken", "not all of one was", "a plan is made again"],
+    ("logs", "why"),
+    [([(11, 12), (0, 3)], "the log begins"), ([(0, 7), (0, 3)], "the log ends")],
+    ids=["retention was faster", "cut back"],
 )
-def test_what_was_there_before_may_be_gone(opened: Open, last: Any) -> None:
-    """Retention removes the oldest records, so a plan over such asks where the logs begin now."""
-    cluster = Cluster((0, 9), (0, 5))
-    plans = opened(cluster)
-    plans.plan({"t/0": taken(0, 9), "t/1": taken(0, 5)}, 100)
-    cluster.logs = [(10, 12), (7, 9)]
-    cluster.asked.clear()
-    with contextlib.suppress(DataLostError):
+def test_a_place_that_is_gone_is_found_by_the_fetch(
+    opened: Open, logs: list[tuple[int, int]], why: str
+) -> None:
+    cluster = Cluster((0, 9), (0, 3))
+    plans, last = live(opened, cluster)
+    cluster.logs = logs
+    with pytest.raises(DataLostError, match=why):
         plans.plan(last, 100)
     assert EARLIEST in cluster.asked[0]
 
 
-def test_a_look_is_too_old_after_a_second(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_without_a_place_is_asked_where_it_begins(opened: Open) -> None:
+    cluster = Cluster((0, 9), (3, 5))
+    plans, last = live(opened, cluster)
+    cluster.logs = [(0, 9), (4, 6)]
+    del last["t/1"]
+    assert plans.plan(last, 100) == {"t/1": taken(4, 6)}
+    assert cluster.fetches == []
+
+
+def test_a_place_that_another_plan_left_is_looked_at(opened: Open) -> None:
+    """Also if nothing has come in its partition: it may be one that is lost."""
+    cluster = Cluster((0, 9), (3, 5))
+    plans, last = live(opened, cluster)
+    assert plans.plan(last, 100) == {}
+    lost = {**last, "t/1": KafkaRange(0, 5, "00000000-0000-0000-0000-00000000000b")}
+    assert plans.plan(lost, 100) == {
+        "t/1": Unavailable("its topic seems to have been created again; being checked")
+    }
+    assert cluster.asked == []
+
+
+def refused(answer: Any) -> Any:
+    answer.error_code = kafka_errors.FetchSessionIdNotFoundError.errno
+    answer.responses = []
+    return answer
+
+
+def throttled(answer: Any) -> Any:
+    answer.throttle_time_ms, answer.responses = 100, []
+    return answer
+
+
+def left_out(answer: Any) -> Any:
+    answer.responses[0].partitions.pop()
+    return answer
+
+
+def failing(answer: Any) -> Any:
+    answer.responses[0].partitions[0].error_code = kafka_errors.NotLeaderForPartitionError.errno
+    return answer
+
+
+def unknown(answer: Any) -> Any:
+    answer.responses[0].partitions[0].high_watermark = -1
+    answer.responses[0].partitions[0].last_stable_offset = -1
+    return answer
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [refused, throttled, left_out, failing, unknown, lambda _: kafka_errors.KafkaTimeoutError("late")],
+    ids=["no such session", "throttled", "left out", "not the leader", "no end", "no answer"],
+)
+def test_a_fetch_that_does_not_tell_all_leaves_the_plan_to_questions(
+    opened: Open, spoil: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(kafka_log_ends, "monotonic", lambda: now)
+    cluster = Cluster((0, 9), (0, 3))
+    plans, last = live(opened, cluster)
+    cluster.logs = [(0, 12), (0, 4)]
+    cluster.spoil = spoil
+    wanted = {"t/0": taken(9, 12), "t/1": taken(3, 4)}
+    assert plans.plan(last, 100) == wanted
+    assert plans.read_ahead == {}
+    assert len(cluster.fetches) == len(cluster.asked) == 1
+    cluster.spoil = lambda answer: answer
+    now += 0.9
+    assert plans.plan(last, 100) == wanted
+    assert len(cluster.fetches) == 1, "it is not tried with every plan"
+    now += 0.2
+    assert plans.plan(last, 100) == wanted
+    assert plans.read_ahead == {"t/0": b"9,10,11", "t/1": b"3"}
+    assert cluster.sessions[1][1] == 0, "a new session"
+
+
+def test_a_session_ends_the_one_before_it(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_log_tail, "_LONGEST_SESSION", 2)
     cluster = Cluster((0, 9))
-    plans = opened(cluster)
+    plans, last = live(opened, cluster)
+    for _ in range(3):
+        assert plans.plan(last, 100) == {}
+    assert cluster.sessions == [(0, 0), (1, 1), (1, 0)]
+    assert cluster.fetches == [{"t/0": 9}, {}, {"t/0": 9}]
+
+
+def test_without_a_session_all_is_asked_for_each_time(opened: Open) -> None:
+    """A broker that has no room for a further session answers as if there was none."""
+    cluster = Cluster((0, 9), (0, 3))
+    plans, last = live(opened, cluster)
+
+    def no_session(answer: Any) -> Any:
+        answer.session_id = 0
+        return answer
+
+    cluster.spoil = no_session
+    for end in (10, 11):
+        cluster.logs = [(0, end), (0, 3)]
+        assert plans.plan(last, 100) == {"t/0": taken(9, end)}
+    assert cluster.fetches == [{"t/0": 9, "t/1": 3}] * 2
+    assert cluster.asked == []
+
+
+def test_what_needs_to_know_of_aborted_transactions_is_not_read_ahead(opened: Open) -> None:
+    cluster = Cluster((0, 9))
+    plans, last = live(opened, cluster)
     cluster.logs = [(0, 12)]
-    plans.plan({"t/0": taken(0, 9)}, 100)
-    later = time.monotonic() + 1.1
-    monkeypatch.setattr(kafka_log_ends, "monotonic", lambda: later)
-    cluster.asked.clear()
-    plans.plan({"t/0": taken(9, 12)}, 100)
-    assert EARLIEST in cluster.asked[0]
+
+    def aborted(answer: Any) -> Any:
+        answer.responses[0].partitions[0].aborted_transactions = [Document(producer_id=1, first_offset=9)]
+        return answer
+
+    cluster.spoil = aborted
+    assert plans.plan(last, 100) == {"t/0": taken(9, 12)}
+    assert plans.read_ahead == {}
+    assert cluster.asked == []
+
+
+def test_only_what_is_stable_is_planned(opened: Open) -> None:
+    cluster = Cluster((0, 9))
+    plans, last = live(opened, cluster)
+    cluster.logs = [(0, 12)]
+
+    def open_transaction(answer: Any) -> Any:
+        answer.responses[0].partitions[0].last_stable_offset = 10
+        return answer
+
+    cluster.spoil = open_transaction
+    assert plans.plan(last, 100) == {"t/0": taken(9, 10)}
+    reads_all, last = live(opened, cluster, isolation_level="read_uncommitted")
+    cluster.logs = [(0, 14)]
+    assert reads_all.plan(last, 100) == {"t/0": taken(12, 14)}
+
+
+def test_records_that_begin_elsewhere_are_not_read_ahead(opened: Open) -> None:
+    cluster = Cluster((0, 9))
+    plans, last = live(opened, cluster)
+    cluster.logs = [(0, 12)]
+    plans.plan(last, 100)
+    assert plans._logs.new_records({"t/0": taken(9, 12)}) == {"t/0": b"9,10,11"}
+    assert plans._logs.new_records({"t/0": taken(8, 12)}) == {}
+
+
+def test_a_cluster_without_topic_ids_is_asked(opened: Open) -> None:
+    cluster = Cluster((0, 9), topic_id="")
+    plans, last = live(opened, cluster)
+    assert plans.plan(last, 100) == {}
+    assert len(cluster.asked) == 1
+    assert cluster.fetches == []
 
 
 # --- stored plans ----------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from txstream.api.spouts import Unavailable
 from txstream.spouts.kafka import UNKNOWN, KafkaRange
 from txstream.spouts.kafka_arguments import StartingOffset
 from txstream.spouts.kafka_cluster_watch import ClusterView
-from txstream.spouts.kafka_log_ends import PartitionLog
-from txstream.spouts.kafka_protocol import OffsetQuery
+from txstream.spouts.kafka_protocol import OffsetQuery, PartitionLog
 from txstream.spouts.kafka_starting_places import StartingPlaces
 from txstream.spouts.kafka_topic_selection import is_topic_name
 

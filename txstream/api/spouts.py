@@ -10,6 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
@@ -93,6 +94,10 @@ class PartitionCoordinator(ABC, Generic[Meta]):
     """How many records the last `plan` saw and did not take, over all partitions; None if it cannot tell
     without asking again. Only for the ledger, to show the lag later."""
 
+    read_ahead: Mapping[str, bytes] = MappingProxyType({})
+    """What the last `plan` has read already of the ranges that it answered, by partition, in a form that the
+    emitter's `take_ahead` knows: some kilobytes that came with the answer about where the log ends."""
+
     def unreadable(self, metas: Mapping[str, Meta]) -> Mapping[str, Unavailable]:
         """Return those of these planned partitions that cannot be read now. A transactional replay waits for
         them."""
@@ -173,6 +178,10 @@ class PartitionEmitter(ABC, Generic[Meta]):
         thousand partitions with a few rows each should not cost a record batch for each."""
         for partition, batch in self.emit_many(attempt, metas):
             yield {partition: batch.num_rows}, batch
+
+    def take_ahead(self, metas: Mapping[str, Meta], ahead: Mapping[str, bytes]) -> None:
+        """Learn what the coordinator has read ahead of these ranges, before they are emitted. It is only
+        sometimes there; what was planned counts. Optional: the default does nothing."""
 
     def close(self) -> None:
         """Called when the worker process drops the emitter."""

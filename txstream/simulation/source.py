@@ -170,7 +170,7 @@ class LogCoordinator(PartitionCoordinator[MemoryRange]):
 
     def unreadable(self, metas: Mapping[str, MemoryRange]) -> Mapping[str, Unavailable]:
         self._reach()
-        return {partition: Unavailable("lost") for partition in self._log.lost & set(metas)}
+        return {partition: Unavailable("lost") for partition in sorted(self._log.lost & set(metas))}
 
     def _reach(self) -> None:
         self._driver.pass_point("before the source is asked")

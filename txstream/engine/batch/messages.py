@@ -44,7 +44,8 @@ class WorkOrder:
     the attempt that was committed last; it is set only in the commit phase, and only if it is known.
     `excluded` are the offsets, by partition, of the records that the batch leaves out. `records` are those of
     dead letters that it retries, as the spout emits them; the first Spark task has them. `sought` is what a
-    search looks for instead of records that fail. `horizons` are those of its metas.
+    search looks for instead of records that fail. `horizons` are those of its metas. `ahead` is what the
+    planner has read already of the ranges of the first and only Spark task.
     """
 
     attempt: TransactionAttempt
@@ -56,6 +57,7 @@ class WorkOrder:
     records: pa.RecordBatch | None = None
     sought: Sought | None = None
     horizons: Mapping[str, int] = field(default_factory=dict)
+    ahead: Mapping[str, bytes] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(
@@ -70,6 +72,7 @@ class WorkOrder:
                 "records": None if self.records is None else _as_text(self.records),
                 "sought": self.sought,
                 "horizons": dict(self.horizons),
+                "ahead": {name: base64.b64encode(data).decode() for name, data in self.ahead.items()},
             },
             separators=(",", ":"),
         )
@@ -89,6 +92,7 @@ class WorkOrder:
             None if document["records"] is None else _from_text(document["records"]),
             None if document["sought"] is None else Sought(*document["sought"]),
             document["horizons"],
+            {name: base64.b64decode(data) for name, data in document["ahead"].items()},
         )
 
 

@@ -135,4 +135,5 @@ def work_order(
         excluded=metas.excluded_offsets(),
         records=metas.records,
         horizons=metas.horizons,
+        ahead=metas.ahead if readers == 1 else {},
     )

@@ -136,6 +136,8 @@ def _read(
         partition: codec.decode_meta(meta, f"partition {partition!r} of {attempt}")
         for partition, meta in assigned.items()
     }
+    if order.ahead:
+        emitter.take_ahead(metas, order.ahead)
     planned = {partition: getattr(meta, "records", None) for partition, meta in metas.items()}
     rows: Counter[str] = Counter()
     waited = 0.0

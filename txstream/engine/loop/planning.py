@@ -137,7 +137,9 @@ class Planning:
             if not plan.replay and (self._log_end.is_reached(plan.last) or not self._spout.is_ready()):
                 return None
             answer = self._spout.plan(plan.last, limit)
-            metas = BatchMetas.from_plan(plan.last, answer, self._spout.untaken_records)
+            metas = BatchMetas.from_plan(
+                plan.last, answer, self._spout.untaken_records, self._spout.read_ahead
+            )
             if horizons:
                 metas = metas.with_horizons(horizons)
             if metas.unavailable.keys() - self._unreadable.left_out.keys():

@@ -170,6 +170,7 @@ class SparkRunner:
         result = self._by_residents(order, width) if is_small else None
         if result is None:
             self._residents.job_begins(is_small=is_small)
+            order = replace(order, ahead={})  # Spark shows and logs what travels with a job
             first = self._first_stage(layout)
             result = self._process_all(_Pipeline(attempt, order, layout, first, {PYTHON: width}))
             self._residents.job_succeeded(is_small=is_small)
