@@ -18,7 +18,7 @@ import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from txstream.api.errors import CorruptStateError, TopologyError
 from txstream.dead_letters import Excluded, LetterKey
@@ -160,7 +160,7 @@ class MetaCodec(Generic[Meta]):
     CorruptStateError, which names `where`.
     """
 
-    _carried: Mapping[str, tuple[Meta, dict[str, Any]]] = _EMPTY
+    _carried: Mapping[str, _Carried[Meta]] = _EMPTY
 
     def __init__(self, meta_type: type[Meta]) -> None:
         if not isinstance(meta_type, type) or not _is_frozen_dataclass(meta_type):
@@ -175,7 +175,7 @@ class MetaCodec(Generic[Meta]):
             return metas._encoded[0]
         document = Encoded(partitions={p: self.encode_meta(m) for p, m in metas.partitions.items()})
         if metas.carried:
-            document["carried"] = self._encode_carried(metas.carried)
+            document["carried"], document.texts["carried"] = self._encode_carried(metas.carried)
         if metas.unavailable:
             document["unavailable"] = dict(metas.unavailable)
         if metas.excluded:
@@ -187,17 +187,20 @@ class MetaCodec(Generic[Meta]):
         metas._encoded.append(document)
         return document
 
-    def _encode_carried(self, carried: Mapping[str, Meta]) -> dict[str, dict[str, Any]]:
+    def _encode_carried(self, carried: Mapping[str, Meta]) -> tuple[dict[str, dict[str, Any]], str]:
+        """Return the places as JSON values, and as JSON."""
         # From batch to batch most of many partitions keep their place, and with it the meta.
         before = self._carried
-        now: dict[str, tuple[Meta, dict[str, Any]]] = {}
-        for partition, meta in carried.items():
-            known = before.get(partition)
-            if known is None or known[0] is not meta:
-                known = meta, self.encode_meta(meta)
+        now: dict[str, _Carried[Meta]] = {}
+        for partition in sorted(carried):
+            known, meta = before.get(partition), carried[partition]
+            if known is None or known.meta is not meta:
+                document = self.encode_meta(meta)
+                known = _Carried(meta, document, f"{_JSON.encode(partition)}:{_JSON.encode(document)}")
             now[partition] = known
         self._carried = now  # several threads encode; whose metas are kept does not matter
-        return {partition: document for partition, (_, document) in now.items()}
+        text = ",".join([known.text for known in now.values()])
+        return {partition: known.document for partition, known in now.items()}, f"{{{text}}}"
 
     def encode_meta(self, meta: Meta) -> dict[str, Any]:
         # Not dataclasses.asdict: its deep copies are most of the cost of a batch over many partitions.
@@ -321,11 +324,24 @@ def _json_types(hint: Any) -> frozenset[type]:
 
 
 class Encoded(dict[str, Any]):
-    """A document that no longer changes, so its JSON is made once."""
+    """A document that no longer changes, so its JSON is made once. `texts` has that of some of its values."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(values)
+        self.texts: dict[str, str] = {}
 
     @functools.cached_property
     def json(self) -> str:
-        return _JSON.encode(self)
+        texts = {name: self.texts.get(name) or _JSON.encode(value) for name, value in self.items()}
+        return f"{{{','.join([f'{_JSON.encode(name)}:{texts[name]}' for name in sorted(texts)])}}}"
+
+
+class _Carried(NamedTuple, Generic[Meta]):
+    """A place that a partition keeps: its meta, as JSON values, and as JSON with the partition before it."""
+
+    meta: Meta
+    document: dict[str, Any]
+    text: str
 
 
 def to_json(document: Any) -> str:

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -93,6 +94,20 @@ def test_batches_are_processed_without_a_job_each(
             assert result.by_residents
         assert jobs_begun(spark, counted_jobs) == before
     assert len({pid for *_, pid in notes(tmp_path / "read")}) == 1, "one process read all"
+
+
+@pytest.mark.parametrize(("residents", "width", "noted"), [(1, 1, 1), (0, 1, 0), (2, 2, 0)])
+def test_what_is_read_ahead_goes_to_the_one_resident_that_reads_it(
+    spark: SparkSession, tmp_path: Path, unique: str, residents: int, width: int, noted: int
+) -> None:
+    """Not with a job: Spark shows and logs what travels with that."""
+    batch = replace(BATCH, ahead={"a": bytes(range(256))})
+    with runner_of(
+        spark, captured(row_of([Same()], file=tmp_path / "read"), unique), residents, width
+    ) as runner:
+        assert runner.run(attempt(1), batch).records == 23
+    told = [line for line in notes(tmp_path / "read") if line[0] == "ahead"]
+    assert told == [["ahead", "a", bytes(range(256)).hex()]] * noted
 
 
 def test_what_is_too_wide_or_needs_a_commit_phase_goes_as_a_job(

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -62,7 +62,8 @@ def line(partition: str, number: int) -> tuple[Any, ...]:
 
 class NotedSource(PartitionedSpout[Range]):
     """Row i of a partition is `rows(partition, i)`. Each reading of a range is noted: txid, attempt,
-    partition, start, end, pid. While the file `away` exists, nothing can be read."""
+    partition, start, end, pid. So is what was read ahead: "ahead", partition, bytes. While the file `away`
+    exists, nothing can be read."""
 
     meta_type: ClassVar[type[Any]] = Range
 
@@ -89,6 +90,12 @@ class NotedEmitter(PartitionEmitter[Range]):
     def __init__(self, source: NotedSource) -> None:
         self.source = source
         self.schema = parse_schema(source.output)
+
+    def take_ahead(self, metas: Mapping[str, Range], ahead: Mapping[str, bytes]) -> None:
+        for partition, data in ahead.items():
+            assert partition in metas
+            if self.source.file is not None:
+                note(self.source.file, "ahead", partition, data.hex())
 
     def emit(self, attempt: TransactionAttempt, partition: str, meta: Range) -> Iterator[pa.RecordBatch]:
         if self.source.away is not None and self.source.away.exists():

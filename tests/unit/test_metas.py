@@ -155,6 +155,30 @@ def test_a_place_that_stays_is_encoded_once_and_one_that_moved_anew() -> None:
     )
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.dictionaries(st.text(max_size=3), st.integers(0, 3)),
+            st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2),
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_json_that_is_put_together_is_that_of_the_document(
+    batches: list[tuple[dict[str, int], dict[str, str]]],
+) -> None:
+    """Also of places that stay from one batch to the next, and of names that JSON has to quote."""
+    codec: MetaCodec[Everything] = MetaCodec(Everything)
+    known = [Everything(Offset(at), name=f'"{at}\ud800', share=at / 3) for at in range(4)]
+    for places, unavailable in batches:
+        carried = {name: known[at] for name, at in places.items()}
+        document = codec.encode(BatchMetas({"p": known[0]}, carried, unavailable))
+        plain = json.dumps(document, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+        assert document.json == plain
+        assert json.loads(to_json(document)) == document
+
+
 def test_a_missing_field_takes_its_default() -> None:
     codec: MetaCodec[Everything] = MetaCodec(Everything)
     assert codec.decode_meta({"offset": 4}, "here") == Everything(Offset(4))

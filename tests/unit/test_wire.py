@@ -54,7 +54,8 @@ def test_columns_are_read_in_place_and_aligned() -> None:
 
 
 def test_a_work_order_survives_json() -> None:
-    order = WorkOrder(attempt(7, 3, epoch=2), 2, [{"t/0": {"start": 1, "end": 5}}, {}])
+    assignments = [{"t/0": {"start": 1, "end": 5}}, {}]
+    order = WorkOrder(attempt(7, 3, epoch=2), 2, assignments, ahead={"t/0": bytes(range(256))})
     assert WorkOrder.from_json(order.to_json()) == order
 
 
