@@ -1,5 +1,6 @@
 """What an answer brought of a log beyond the range that it was asked for. The next range mostly begins there,
-often in the middle of a record batch, and need not fetch that again.
+often in the middle of a record batch, and need not fetch that again. What the driver read with the plan
+(`kafka_log_tail`) is kept here as well.
 
 Invariants:
 

@@ -101,7 +101,8 @@ class LeaderEpochs:
         self._client = client
         self._watch = watch
         self._known: dict[str, _Epochs] = {}
-        # The last place of each partition that its leader has, whose object is another after each look.
+        # The last place of each partition that was found in its leader's log. After a look at the cluster the
+        # leader may be another object, though it is the same broker: then the place is compared again.
         self._survived: dict[str, tuple[KafkaRange, Leader]] = {}
         self._without: set[int] = set()
         self._said = False
