@@ -27,6 +27,7 @@ from txstream.row_fold import RowFold
 _FOLDED_ROWS = 10_000
 _FOLDED_BYTES = 1024 * 1024
 _REFOLD_ROWS = 200_000
+_FEW_ROWS = 128  # Arrow's grouping costs as much as that of so many in Python
 _MAX_BIGINT = (1 << 63) - 1
 _DECIMAL_DIGITS = 38
 
@@ -74,6 +75,12 @@ def _check_identity(declarer: OutputFieldsDeclarer, name: str, reducer: Reducer,
             f"component {declarer.component!r}: {name}={reducer}: the identity {reducer.identity!r:.100} is "
             f"no value of type {format_type(result)}, which the reducer gives"
         ) from error
+
+
+# Values of these are equal in Python where Arrow groups them together.
+_PLAIN_KEYS = frozenset(
+    [pa.string(), pa.large_string(), pa.binary(), pa.bool_(), pa.date32(), pa.int64(), pa.int32(), pa.int16()]
+)
 
 
 class Fold:
@@ -233,9 +240,7 @@ class _Work:
 
     def done(self) -> pa.Table:
         fold = self._fold
-        # use_threads=False keeps the rows in the order of first appearance, and the worker on one core.
-        grouped = pa.table(self._columns) if self._columns else pa.table({"row": pa.nulls(self._rows)})
-        grouped = grouped.group_by(self._key_names, use_threads=False).aggregate(self._aggregates)
+        grouped = self._grouped_few() if self._is_for_python() else self._grouped()
         keys = grouped.columns[: len(fold.keys)]
         columns = list(keys)
         hidden: list[pa.ChunkedArray] = []
@@ -255,6 +260,41 @@ class _Work:
             columns.append(column)
         # Without the schema's types: only a final result has to fit its column.
         return pa.Table.from_arrays([*columns, *hidden], names=[*fold.schema.names, *names])
+
+    def _grouped(self) -> pa.Table:
+        # use_threads=False keeps the rows in the order of first appearance, and the worker on one core.
+        table = pa.table(self._columns) if self._columns else pa.table({"row": pa.nulls(self._rows)})
+        return table.group_by(self._key_names, use_threads=False).aggregate(self._aggregates)
+
+    def _is_for_python(self) -> bool:
+        """Whether these are few rows of types that are equal in Python where they are in Arrow, and counted
+        or summed as 64-bit integers."""
+        return (
+            0 < len(self._key_names)
+            and self._rows <= _FEW_ROWS
+            and all(self._columns[name].type in _PLAIN_KEYS for name in self._key_names)
+            and all(
+                function == "count_all" or (function == "sum" and self._columns[place].type == pa.int64())
+                for place, function in self._aggregates
+            )
+        )
+
+    def _grouped_few(self) -> pa.Table:
+        """As `_grouped`. A sum fits: `_widen` has seen to that."""
+        keys = [self._columns[name] for name in self._key_names]
+        rows: dict[tuple[Any, ...], list[int]] = {}
+        for row, key in enumerate(zip(*(column.to_pylist() for column in keys), strict=True)):
+            rows.setdefault(key, []).append(row)
+        found = zip(*rows, strict=True)
+        columns = [pa.array(values, key.type) for values, key in zip(found, keys, strict=True)]
+        for place, function in self._aggregates:
+            if function == "count_all":
+                columns.append(pa.array(map(len, rows.values()), pa.int64()))
+            else:
+                given = self._columns[place].to_pylist()
+                present = ([given[row] for row in some if given[row] is not None] for some in rows.values())
+                columns.append(pa.array([sum(some) if some else None for some in present], pa.int64()))
+        return pa.Table.from_arrays(columns, names=list(map(str, range(len(columns)))))
 
     def _called(
         self, field: pa.Field, reducer: Custom, lists: pa.ChunkedArray, keys: list[pa.ChunkedArray]
@@ -299,8 +339,8 @@ def _widen(column: pa.ChunkedArray, rows: int) -> pa.ChunkedArray:
         largest, wider = 10**_DECIMAL_DIGITS - 1, pa.decimal256(2 * _DECIMAL_DIGITS, column.type.scale)
     else:
         return column
-    bounds = [_unscaled(bound) for bound in pc.min_max(column).as_py().values() if bound is not None]
-    if max(map(abs, bounds), default=0) * rows <= largest:
+    seen = column.to_pylist() if rows <= _FEW_ROWS else pc.min_max(column).as_py().values()
+    if max((abs(_unscaled(number)) for number in seen if number is not None), default=0) * rows <= largest:
         return column
     return column.cast(wider)
 

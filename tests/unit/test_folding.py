@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from datetime import date
 from decimal import Decimal
 from operator import itemgetter
 from random import Random
@@ -150,6 +151,41 @@ def test_small_chunks_are_folded_together_unless_they_differ_or_are_large(
     assert folded == [6, 2]
     assert fold.finish().to_pydict() == {"word": ["a", "b"], "n": [6, 3]}
     assert folded == [6, 2, 1]
+
+
+PLAIN = parse_schema("word string, raw binary, yes boolean, day date, big bigint, short smallint, x bigint")
+PLAIN_ROWS = st.tuples(
+    st.one_of(st.none(), st.sampled_from(["a", "", "\N{PILE OF POO}"])),
+    st.one_of(st.none(), st.sampled_from([b"", b"\xff"])),
+    st.one_of(st.none(), st.booleans()),
+    st.one_of(st.none(), st.dates(date(1, 1, 1), date(1, 1, 2))),
+    st.one_of(st.none(), st.sampled_from([0, 1, -(1 << 63)])),
+    st.one_of(st.none(), st.integers(0, 1)),
+    st.one_of(st.none(), st.integers(-3, 3), st.sampled_from([(1 << 63) - 1, -(1 << 63)])),
+)
+
+
+@given(
+    st.lists(st.lists(PLAIN_ROWS, min_size=1, max_size=5), min_size=1, max_size=4),
+    st.lists(st.sampled_from(PLAIN.names[:-1]), max_size=3, unique=True),
+)
+@settings(deadline=None)
+def test_few_rows_are_folded_in_python_as_arrow_folds_them(chunks: list[list[Any]], keys: list[str]) -> None:
+    reducers = {"n": Count(), "total": Sum("x")}
+    schema = pa.schema([*(PLAIN.field(key) for key in keys), ("n", pa.int64()), ("total", pa.int64())])
+
+    def folded(few_rows: int) -> tuple[pa.Table, pa.Table]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(txstream.folding, "_FEW_ROWS", few_rows)
+            whole, parts = Fold(keys, reducers, schema), Fold(keys, reducers, schema)
+            for rows in chunks:
+                part = Fold(keys, reducers, schema)
+                part.add(to_batch(rows, PLAIN))
+                whole.add(to_batch(rows, PLAIN))
+                parts.add_partial(part.partial())
+            return whole.partial(), parts.partial()
+
+    assert folded(1000) == folded(0)  # names, types, and the order of rows too
 
 
 def test_memory_follows_the_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
