@@ -100,11 +100,10 @@ class LogTail:
             if isinstance(answer, Exception) or not self._take(session, answer[0], level, changed, records):
                 self._leaders = {}
                 return None
-        for name in changed:
-            is_new = self._logs[name].end > planned[name].end
-            (self._waiting.add if is_new else self._waiting.discard)(name)
+        seen = changed | self._waiting
+        self._waiting = {name for name in seen if self._logs[name].end > planned[name].end}
         self.records = records
-        return {name: self._logs[name] for name in changed | self._waiting}
+        return {name: self._logs[name] for name in seen}
 
     def _begin(self, leaders: Mapping[Partition, Leader], topic_ids: Mapping[str, str]) -> None:
         before, self._sessions = self._sessions, {}

@@ -78,9 +78,7 @@ def _check_identity(declarer: OutputFieldsDeclarer, name: str, reducer: Reducer,
 
 
 # Values of these are equal in Python where Arrow groups them together.
-_PLAIN_KEYS = frozenset(
-    [pa.string(), pa.large_string(), pa.binary(), pa.bool_(), pa.date32(), pa.int64(), pa.int32(), pa.int16()]
-)
+_PLAIN_KEYS = {pa.string(), pa.binary(), pa.bool_(), pa.date32(), pa.int64(), pa.int32(), pa.int16()}
 
 
 class Fold:
@@ -270,7 +268,7 @@ class _Work:
         """Whether these are few rows of types that are equal in Python where they are in Arrow, and counted
         or summed as 64-bit integers."""
         return (
-            0 < len(self._key_names)
+            bool(self._key_names)
             and self._rows <= _FEW_ROWS
             and all(self._columns[name].type in _PLAIN_KEYS for name in self._key_names)
             and all(
