@@ -14,7 +14,7 @@ export SPARK_LOCAL_IP ?= 127.0.0.1
 
 BIN := $(VENV)/bin
 
-.PHONY: help demo compare test check lint types format soak chaos bench bench-full docs release
+.PHONY: help demo compare test check lint types format soak chaos bench bench-full peers docs release
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -26,6 +26,7 @@ help:
 	@echo 'make format   rewrite the code in the format that check wants'
 	@echo 'make soak     the long crash tests, and the deliberately wrong implementations that tests must catch'
 	@echo 'make bench    txstream beside Structured Streaming and a plain loop, five minutes; make bench-full, longer'
+	@echo 'make peers    install Flink and Pathway, each in an environment of its own: make bench-full then runs them too'
 	@echo 'make chaos    kills and freezes all processes at random while it counts (ROUNDS=3, SEED=, ARGS=--json ...)'
 	@echo 'make docs     the documentation site, in docs/_build/html'
 	@echo 'make release  build wheel and sdist in dist/, check them, and run the demo from the installed wheel'
@@ -62,6 +63,8 @@ bench: $(VENV)/.installed-dev
 bench-full: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/beside_peers.py --full $(ARGS)
 
+peers: $(VENV)-flink/.installed $(VENV)-pathway/.installed
+
 chaos: $(VENV)/.installed-dev
 	cd tests && $(abspath $(BIN))/python -m chaos --rounds $(or $(ROUNDS),3) $(addprefix --seed=,$(SEED)) $(ARGS)
 
@@ -76,12 +79,15 @@ release: $(VENV)/.installed-dev
 # The stamps say which extras are installed as pyproject.toml asks now; dev includes core and docs. The interpreter is a
 # prerequisite too: when the system's Python went away or was replaced, everything is installed again.
 
+# pip tells a lot, which nobody reads unless it fails.
+define pip
+	@$(1)/bin/python -m pip install --disable-pip-version-check $(2) >$(1)/pip.log 2>&1 || { cat $(1)/pip.log >&2; exit 1; }
+endef
+
 define install
 	@echo 'Installing txstream into $(VENV) (the first time: a download of about 550 MB, most of it PySpark)'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip --default-pip
-	@# pip tells a lot, which nobody reads unless it fails.
-	@$(BIN)/python -m pip install --disable-pip-version-check --editable '.$(1)' >$(VENV)/pip.log 2>&1 \
-	  || { cat $(VENV)/pip.log >&2; exit 1; }
+	$(call pip,$(VENV),--editable '.$(1)')
 endef
 
 $(VENV)/.installed-core: pyproject.toml $(BIN)/python
@@ -95,6 +101,16 @@ $(VENV)/.installed-docs: pyproject.toml $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml $(BIN)/python
 	$(call install,[dev])
 	@touch $(VENV)/.installed-core $(VENV)/.installed-docs $@
+
+# Peers that want another Arrow than PySpark: each needs an environment of its own. `benchmarks/peers/workload.py` asks for
+# the rest.
+$(VENV)-flink/.installed: PEER := apache-flink==2.3.0
+$(VENV)-pathway/.installed: PEER := pathway==0.33.0
+$(VENV)-%/.installed: Makefile | $(BIN)/python
+	@echo 'Installing $(PEER) into $(@D) (1 to 2 GB)'
+	$(PYTHON) -m venv $$(test ! -f $(@D)/pyvenv.cfg || echo --clear) $(@D)
+	$(call pip,$(@D),'$(PEER)' confluent-kafka numpy psutil 'psycopg[binary]' sqlalchemy)
+	@touch $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

@@ -11,9 +11,10 @@ measured at 1,000 records/s, and txstream's at 10,000 too. Writes `benchmarks/re
 beside it. The exit status is 1 when a total is wrong.
 
 Structured Streaming in real-time mode takes part for its latency alone: it has no foreachBatch, so no
-exactly-once SQL, and goes from Kafka to Kafka. Pathway takes part for its latency, from Kafka to SQL, if
-`--pathway PYTHON` names an interpreter that has it, with psycopg, SQLAlchemy, confluent-kafka, NumPy and
-psutil: it cannot be installed beside the PySpark and the Arrow that txstream needs.
+exactly-once SQL, and goes from Kafka to Kafka. Pathway and Flink SQL take part for their latency, from Kafka
+to SQL, if `--pathway PYTHON` and `--flink PYTHON` name interpreters that have them, with psycopg, SQLAlchemy,
+confluent-kafka, NumPy and psutil: neither can be installed beside the PySpark and the Arrow that txstream
+needs. `make peers` makes an environment for each beside ours, where `--full` looks for them.
 """
 
 from __future__ import annotations
@@ -40,17 +41,21 @@ from rich.console import Console
 from rich.table import Table
 
 from txstream.embedded import embedded
+from txstream.embedded.ports import free_port
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "tests")]
 
+from peers.flink_table import JARS as FLINK_JARS  # noqa: E402
+from peers.jars import fetched  # noqa: E402
 from peers.workload import KEYS, appended, counted, latencies, make_topic, produce_live  # noqa: E402
 from postgres import PostgresServer  # noqa: E402 - beside the tests
 
 STRUCTURED, REAL_TIME, PLAIN, OURS = "structured_streaming", "real_time", "plain_loop", "ours"
-PATHWAY = "pathway_table"
+PATHWAY, FLINK = "pathway_table", "flink_table"
 NAMES = {
     PATHWAY: "Pathway",
+    FLINK: "Flink SQL",
     STRUCTURED: "Structured Streaming",
     REAL_TIME: "real-time mode",
     PLAIN: "confluent-kafka loop",
@@ -63,6 +68,7 @@ GUARANTEES = {
     PLAIN: "exactly once by hand, no fence",
     OURS: "exactly once",
     PATHWAY: "at least once",
+    FLINK: "at least once",
 }
 LARGE, WIDE, MEDIUM, SMALL = 500_000, 200_000, 100_000, 10_000
 # Contender, variant, records per batch. A peer's first entry is its best size.
@@ -92,7 +98,9 @@ class Sitting:
         self.kafka = kafka
         self.database = database
         self._zookeeper = zookeeper
-        self.pythons: dict[str, str] = {}  # of contenders that need another than ours
+        # Of single contenders: an interpreter other than ours, and more options.
+        self.pythons: dict[str, str] = {}
+        self.options: dict[str, dict[str, str]] = {}
 
     @contextlib.contextmanager
     def contender(self, script: str, mode: str, topic: str, **values: Any) -> Iterator[Iterator[Result]]:
@@ -105,6 +113,7 @@ class Sitting:
                 "topic": topic,
                 "data-dir": data,
                 "started": time.time(),
+                **self.options.get(script, {}),
                 **values,
             }
             options = [word for name, value in given.items() for word in (f"--{name}", str(value))]
@@ -117,11 +126,17 @@ class Sitting:
                     stderr=errors,
                     text=True,
                 )
-            try:
+
+            def reports() -> Iterator[Result]:
                 assert process.stdout is not None
-                yield (json.loads(line) for line in process.stdout if line.startswith("{"))
+                yield from (json.loads(line) for line in process.stdout if line.startswith("{"))
                 if process.wait(120):
                     raise SystemExit(f"{script} failed:\n{log.read_text(errors='replace')[-3000:]}")
+
+            try:
+                unread = reports()
+                yield unread
+                list(unread)
             finally:
                 process.kill()
                 process.wait()
@@ -239,14 +254,24 @@ def latency_p50_ms(lives: Sequence[Result]) -> dict[str, dict[str, float | None]
 
 
 def own_server(folder: Path) -> tuple[PostgresServer, str]:
-    """Start a PostgreSQL that writes its log to disk before it answers and records commit times."""
-    server = PostgresServer(folder / "postgres")
-    with psycopg.connect(host=str(server.data), user="postgres", autocommit=True) as connection:
+    """Start a PostgreSQL that writes its log to disk before it answers and records commit times.
+
+    The URL is that of its Unix socket. It listens on loopback, too, at the same port: JDBC knows no sockets.
+    """
+    server = PostgresServer(folder / "postgres", free_port())
+    where: Any = {"host": str(server.data), "port": server.port}
+    with psycopg.connect(user="postgres", autocommit=True, **where) as connection:
         for setting in ("fsync", "full_page_writes", "track_commit_timestamp", "autovacuum"):
             connection.execute(f"ALTER SYSTEM SET {setting} = on")
     server.stop("fast")
     server.start()
     return server, server.create_database("bench")
+
+
+def python_of(peer: str, environment: str = sys.prefix) -> str | None:
+    """Return the interpreter that `make peers` has made for a peer, beside our environment; None without."""
+    made = Path(f"{environment}-{peer}")
+    return str(made / "bin" / "python") if (made / ".installed").exists() else None
 
 
 def show(document: Result) -> None:
@@ -284,6 +309,7 @@ def draw(document: Result, path: Path) -> None:
     colours = {
         OURS: "#2563eb",
         PATHWAY: "#059669",
+        FLINK: "#be185d",
         STRUCTURED: "#b45309",
         REAL_TIME: "#d97706",
         PLAIN: "#6b7280",
@@ -326,6 +352,7 @@ def main() -> int:
     )
     parser.add_argument("--full", action="store_true", help="2,000,000 records, more runs, longer live runs")
     parser.add_argument("--pathway", metavar="PYTHON", help="an interpreter that has Pathway")
+    parser.add_argument("--flink", metavar="PYTHON", help="an interpreter that has Flink")
     parser.add_argument("--records", type=int, help="records of the large topic (default 1,000,000)")
     parser.add_argument("--runs", type=int, help="runs of each case, the cold one among them (default 4)")
     parser.add_argument("--seconds", type=float, help="of each live run (default 18)")
@@ -343,8 +370,11 @@ def main() -> int:
         stack.callback(server.close)
         services = stack.enter_context(embedded(directory, console=console))
         sitting = Sitting(directory, services.kafka, services.zookeeper, database)
-        if options.pathway:
-            sitting.pythons[PATHWAY] = options.pathway
+        for peer, name, python in ((PATHWAY, "pathway", options.pathway), (FLINK, "flink", options.flink)):
+            if python or (options.full and (python := python_of(name))):
+                sitting.pythons[peer] = python
+        if FLINK in sitting.pythons:
+            sitting.options[FLINK] = {"jars": ",".join(fetched(FLINK_JARS))}
         for topic, count in (("large", records), ("small", small_records)):
             make_topic(services.kafka, topic, count)
         catch_ups = []

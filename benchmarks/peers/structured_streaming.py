@@ -6,19 +6,16 @@ It is exactly-once while the checkpoint and its batch numbers live. Nothing fenc
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
+from peers.jars import fetched
 from peers.workload import batch_rate, cpu_seconds, fresh_tables, is_exact, options, report, runs_of, upsert
-from txstream.embedded.jars import kafka_classpath, maven_repository
+from txstream.embedded.jars import kafka_classpath
 
 # Spark's Kafka connector. Kafka's client is among the embedded broker's jars.
 JARS = {
@@ -48,20 +45,7 @@ TUNED = {
 
 def connector_jars() -> str:
     """Return the class path for Kafka. Fetches the jars once."""
-    folder = platformdirs.user_cache_path("txstream") / "benchmark-jars"
-    folder.mkdir(parents=True, exist_ok=True)
-    found = []
-    for path, digest in JARS.items():
-        jar = folder / Path(path).name
-        if not jar.exists():
-            with urllib.request.urlopen(maven_repository() + path) as answer:
-                content = answer.read()
-            if hashlib.sha256(content).hexdigest() != digest:
-                raise SystemExit(f"{jar.name} is not the jar that was measured: its SHA-256 differs")
-            jar.with_suffix(".part").write_bytes(content)
-            jar.with_suffix(".part").rename(jar)
-        found.append(str(jar))
-    return ",".join([*found, *(jar for jar in kafka_classpath() if "kafka-clients" in jar)])
+    return ",".join([*fetched(JARS), *(jar for jar in kafka_classpath() if "kafka-clients" in jar)])
 
 
 class Counting:

@@ -98,3 +98,35 @@ def test_the_truth_is_that_of_the_records(bench: Any) -> None:
     wide = workload.truth(5_000, 1_000_000)
     assert sum(wide.values()) == 5_000
     assert len(wide) > 4_900
+
+
+def test_every_contender_has_a_name_a_guarantee_and_a_script(bench: Any) -> None:
+    assert bench.GUARANTEES.keys() == bench.NAMES.keys()
+    for contender in bench.NAMES:
+        assert (BENCHMARKS / "peers" / f"{contender}.py").is_file()
+
+
+def test_the_chart_shows_every_contender(bench: Any, tmp_path: Path) -> None:
+    lives = [{"contender": one, "rate": 1_000, "p50": 7.0, "p99": 30.0} for one in bench.NAMES]
+    bench.draw({"catch_up": [], "live": lives}, tmp_path / "chart.svg")
+    drawn = (tmp_path / "chart.svg").read_text()
+    assert all(f"<!-- {name}" in drawn for name in bench.NAMES.values())
+
+
+def test_a_peer_is_found_once_it_is_wholly_installed(bench: Any, tmp_path: Path) -> None:
+    ours, its = tmp_path / "venv", tmp_path / "venv-flink"
+    assert bench.python_of("flink", str(ours)) is None
+    (its / "bin").mkdir(parents=True)
+    assert bench.python_of("flink", str(ours)) is None
+    (its / ".installed").touch()
+    assert bench.python_of("flink", str(ours)) == str(its / "bin" / "python")
+    assert bench.python_of("pathway", str(ours)) is None
+
+
+def test_a_contender_that_ends_before_it_is_ready_is_told_with_its_log(bench: Any, tmp_path: Path) -> None:
+    sitting = bench.Sitting(tmp_path, "127.0.0.1:1", "127.0.0.1:2", "postgresql://")
+    with (
+        pytest.raises(SystemExit, match=r"(?s)no_such_peer failed:.*No module named"),
+        sitting.contender("no_such_peer", "live", "t") as reports,
+    ):
+        next(reports)

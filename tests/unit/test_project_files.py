@@ -115,6 +115,16 @@ def test_what_pip_says_is_shown_only_when_it_fails(tmp_path: Path, status: int) 
     assert "Installing txstream" in told
 
 
+def test_each_peer_is_installed_once_in_an_environment_of_its_own(tmp_path: Path) -> None:
+    venv = environment(tmp_path, None, 0)
+    planned = make("--dry-run", "peers", f"VENV={venv}").stdout
+    for name, package in (("flink", "apache-flink"), ("pathway", "pathway")):
+        assert re.search(rf"{venv}-{name}/bin/python -m pip install .*'{package}==", planned)
+        Path(f"{venv}-{name}").mkdir()
+        Path(f"{venv}-{name}", ".installed").touch()
+    assert "pip install" not in make("--dry-run", "peers", f"VENV={venv}").stdout
+
+
 def test_check_does_lint_format_types_and_tests() -> None:
     planned = make("--dry-run", "check", f"VENV={sys.prefix}").stdout
     commands = ["ruff check", "ruff format --check", "tools/check_types.py", "-m pytest"]
