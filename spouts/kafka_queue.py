@@ -280,13 +280,13 @@ class KafkaQueueSpout(Spout):
 
     def _poll(self) -> None:
         is_full = len(self._ready) >= _MOST_READY
-        if self._active and not is_full:
-            self._consumer.resume(*self._consumer.paused())
-        else:  # polling paused partitions keeps the task in the group
-            self._consumer.pause(*self._consumer.assignment())
         began = self._assignments
         found: dict[TopicPartition, list[Any]] = {}
         with self._kafka():
+            if self._active and not is_full:
+                self._consumer.resume(*self._consumer.paused())
+            else:  # polling paused partitions keeps the task in the group
+                self._consumer.pause(*self._consumer.assignment())
             try:
                 milliseconds = _FULL_MILLISECONDS if is_full else _POLL_MILLISECONDS
                 found = self._consumer.poll(milliseconds, max_records=_POLL_RECORDS)
@@ -305,7 +305,7 @@ class KafkaQueueSpout(Spout):
                 self._take(place, state, records)
                 continue
             # It was assigned to us during the poll: these records may be from an earlier assignment.
-            with self._kafka(), contextlib.suppress(ValueError, IllegalStateError):  # it is no longer ours
+            with self._kafka(), contextlib.suppress(ValueError):  # it is no longer ours
                 self._consumer.seek(place, min(records[0].offset, self._consumer.position(place)))
 
     def _take(self, place: TopicPartition, state: _Assigned, records: list[Any]) -> None:
@@ -399,9 +399,16 @@ class KafkaQueueSpout(Spout):
 
     @contextlib.contextmanager
     def _kafka(self) -> Iterator[None]:
-        """Raise Kafka's errors that will not pass by themselves; log the others."""
+        """Raise Kafka's errors that will not pass by themselves; log the others. The client's thread may give
+        up a partition at any moment: then kafka-python raises IllegalStateError, or a bare KeyError."""
         try:
             yield
+        except IllegalStateError as error:
+            log.info("%r: %s; trying again", self, reason_of(error))
+        except KeyError as error:
+            if not isinstance(error.args[0], TopicPartition):
+                raise
+            log.info("%r: %s is no longer ours; trying again", self, error.args[0])
         except KafkaError as error:
             if not error.retriable:
                 raise ServiceUnavailableError(f"{self!r} cannot be read: {reason_of(error)}") from error

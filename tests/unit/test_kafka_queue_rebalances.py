@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from kafka import TopicPartition
-from kafka.errors import KafkaTimeoutError, NoOffsetForPartitionError
+from kafka.errors import IllegalStateError, KafkaTimeoutError, NoOffsetForPartitionError
 from support.kafka_topics import wait_until
 from support.spouts import OpenSpout
 
@@ -300,13 +300,40 @@ def test_places_move_past_what_is_no_record(monkeypatch: pytest.MonkeyPatch) -> 
     spout.close()
 
 
-def test_an_error_of_the_reader_reaches_the_spouts_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [KeyError(PLACE), IllegalStateError("Partition is not assigned")])
+@pytest.mark.parametrize("method", ["resume", "poll", "position"])
+def test_a_partition_that_is_lost_while_kafka_is_asked_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
+) -> None:
+    """kafka-python raises these where another of its threads takes the partition away meanwhile."""
+    monkeypatch.setattr(kafka_queue, "_LOOK_AGAIN_SECONDS", 0.0)
+    consumer, errors = Consumer([gained({}), answer(0, 1)], 0), [error]
+    asked = getattr(consumer, method)
+
+    def lost_once(*given: Any, **named: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return asked(*given, **named)
+
+    monkeypatch.setattr(consumer, method, lost_once)
+    spout, _ = opened(monkeypatch, [], consumer=consumer)
+    wait_until(lambda: not errors, "the error", 10)
+    consumer.polls.append(answer(2))
+    wait_until(lambda: not consumer.polls, "all polls are answered", 10)
+    spout.close()
+    assert offsets(spout) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), KeyError("broken")])
+def test_an_error_of_the_reader_reaches_the_spouts_thread(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def broken(consumer: Consumer) -> dict[TopicPartition, list[Any]]:
-        raise ValueError("broken")
+        raise error
 
     spout, _ = opened(monkeypatch, [gained({}), lambda consumer: records(5), broken])
     spout.spout.next_tuple()  # emits what was read before the error
-    with pytest.raises(ValueError, match="broken"):
+    with pytest.raises(type(error), match="broken"):
         spout.spout.next_tuple()
 
 
