@@ -282,16 +282,18 @@ class KafkaQueueSpout(Spout):
         is_full = len(self._ready) >= _MOST_READY
         began = self._assignments
         found: dict[TopicPartition, list[Any]] = {}
-        with self._kafka():
+        with self._unless_lost():
             if self._active and not is_full:
                 self._consumer.resume(*self._consumer.paused())
             else:  # polling paused partitions keeps the task in the group
                 self._consumer.pause(*self._consumer.assignment())
+        with self._kafka():
             try:
                 milliseconds = _FULL_MILLISECONDS if is_full else _POLL_MILLISECONDS
                 found = self._consumer.poll(milliseconds, max_records=_POLL_RECORDS)
                 if not found and not is_full and time.monotonic() >= self._look_at:
-                    self._look()
+                    with self._unless_lost():
+                        self._look()
             except NoOffsetForPartitionError as error:
                 self._begin(error.args[0])
             except OffsetOutOfRangeError as error:
@@ -305,7 +307,7 @@ class KafkaQueueSpout(Spout):
                 self._take(place, state, records)
                 continue
             # It was assigned to us during the poll: these records may be from an earlier assignment.
-            with self._kafka(), contextlib.suppress(ValueError):  # it is no longer ours
+            with self._kafka(), self._unless_lost(), contextlib.suppress(ValueError):  # it is no longer ours
                 self._consumer.seek(place, min(records[0].offset, self._consumer.position(place)))
 
     def _take(self, place: TopicPartition, state: _Assigned, records: list[Any]) -> None:
@@ -398,17 +400,22 @@ class KafkaQueueSpout(Spout):
         self._consumer.seek_to_beginning(*offsets)
 
     @contextlib.contextmanager
-    def _kafka(self) -> Iterator[None]:
-        """Raise Kafka's errors that will not pass by themselves; log the others. The client's thread may give
-        up a partition at any moment: then kafka-python raises IllegalStateError, or a bare KeyError."""
+    def _unless_lost(self) -> Iterator[None]:
+        """Log that a partition is no longer ours: the client's thread may give one up at any moment, and then
+        kafka-python raises IllegalStateError, or a bare KeyError. Not for `poll`, which may have taken
+        records: that error ends the run, and the next one reads them again."""
         try:
             yield
-        except IllegalStateError as error:
-            log.info("%r: %s; trying again", self, reason_of(error))
-        except KeyError as error:
-            if not isinstance(error.args[0], TopicPartition):
+        except (IllegalStateError, KeyError) as error:
+            if isinstance(error, KeyError) and not isinstance(error.args[0], TopicPartition):
                 raise
-            log.info("%r: %s is no longer ours; trying again", self, error.args[0])
+            log.info("%r: a partition was lost meanwhile (%s); trying again", self, error)
+
+    @contextlib.contextmanager
+    def _kafka(self) -> Iterator[None]:
+        """Raise Kafka's errors that will not pass by themselves; log the others."""
+        try:
+            yield
         except KafkaError as error:
             if not error.retriable:
                 raise ServiceUnavailableError(f"{self!r} cannot be read: {reason_of(error)}") from error

@@ -301,7 +301,7 @@ def test_places_move_past_what_is_no_record(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("error", [KeyError(PLACE), IllegalStateError("Partition is not assigned")])
-@pytest.mark.parametrize("method", ["resume", "poll", "position"])
+@pytest.mark.parametrize("method", ["resume", "position"])
 def test_a_partition_that_is_lost_while_kafka_is_asked_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
 ) -> None:
@@ -324,7 +324,7 @@ def test_a_partition_that_is_lost_while_kafka_is_asked_ends_nothing(
     assert offsets(spout) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("error", [ValueError("broken"), KeyError("broken")])
+@pytest.mark.parametrize("error", [ValueError("broken"), KeyError(PLACE, "broken")])
 def test_an_error_of_the_reader_reaches_the_spouts_thread(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
