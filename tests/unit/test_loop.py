@@ -103,7 +103,7 @@ def test_a_plan_that_reached_the_end_and_then_shrank_in_its_replay_is_not_caught
     ("gather_seconds", "most", "gathered"),
     [(60.0, None, True), (60.0, 5, True), (60.0, 4, False), (0.001, None, False)],
 )
-def test_a_small_batch_gathers_until_the_job_before_has_ended_or_its_time_is_over(
+def test_a_small_batch_gathers_while_the_one_before_is_processed_or_until_its_time_is_over(
     log: MemoryLog, gather_seconds: float, most: int | None, gathered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not wait if the source cut the last batch off at 4 records of a partition: more may be left."""
@@ -137,40 +137,40 @@ def test_a_small_batch_gathers_until_the_job_before_has_ended_or_its_time_is_ove
 
 
 @pytest.mark.parametrize(("gather_seconds", "gathered"), [(60.0, True), (0.001, False)])
-def test_a_small_batch_gathers_while_the_one_before_waits_for_its_commit(
-    log: MemoryLog, gather_seconds: float, gathered: bool
+@pytest.mark.parametrize("pending", [2, 3])
+def test_a_small_batch_gathers_until_the_one_before_is_committed(
+    log: MemoryLog, gather_seconds: float, gathered: bool, pending: int
 ) -> None:
-    """Planned earlier it would only wait as well, and with fewer records."""
-    limits = {"max_spout_pending": 3}
+    """Planned earlier it would slow that one down, and wait for it with fewer records. To advance the one
+    before is not waited for."""
+    limits = {"max_spout_pending": pending}
     run = Run(World(log), until=3, max_batch_records=100, gather_seconds=gather_seconds, options=limits)
-    planned_early = threading.Event()
+    planned = {txid: threading.Event() for txid in (1, 2)}  # the batch after this one
+    open_then: list[set[Phase]] = []
 
     def on_plan(last: Mapping[str, Range]) -> None:
-        if run.coordinator.active.keys() >= {1, 2}:
-            planned_early.set()
+        active = dict(run.coordinator.active)
+        if active:
+            open_then.append({batch.phase for batch in active.values()})
+            planned.get(max(active), threading.Event()).set()
 
     def on_emit(attempt: TransactionAttempt, partition: str) -> None:
         if partition == "a" and attempt.txid < 3:
             log.partitions["a"].append(f"late-{attempt.txid}")
 
     def before(attempt: TransactionAttempt) -> None:
-        if attempt.txid == 1 and gathered:
-            assert wait_until(lambda: phase_of(2) is Phase.PROCESSED, DEADLINE_SECONDS)
-            handled = threading.Event()
-            run.workers.post(handled.set)
-            wait(handled, "the event that ended the job")
-            run.workers._pools[Lane.PLAN].submit(lambda: None).result(DEADLINE_SECONDS)
-        elif attempt.txid == 1:
-            wait(planned_early, "the third batch being planned beside the first one's commit")
+        if attempt.txid == 1 and not gathered:
+            wait(planned[1], "the second batch being planned beside the first one's commit")
 
-    def phase_of(txid: int) -> Phase | None:
-        batch = run.coordinator.active.get(Txid(txid))
-        return None if batch is None else batch.phase
+    def listener(point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None:
+        if point is Point.BEFORE_ADVANCE and txid in planned:
+            wait(planned[txid], "the next batch being planned before this one has advanced")
 
     log.on_plan, log.on_emit, run.world.table.before = on_plan, on_emit, before
+    run.listener = listener
     run.workers.pauses = {60.0: 60.0}
     run.complete()
-    assert planned_early.is_set() is not gathered
+    assert gathered is all(phases == {Phase.ADVANCING} for phases in open_then)
     assert sorted(run.world.table.batches) == [1, 2, 3]
     assert run.world.table.totals() == words(log)
 

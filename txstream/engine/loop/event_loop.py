@@ -312,9 +312,9 @@ class EventLoop:
             self.failures.committed(txid)
             self.processing.committed(txid)
             self.carry_out(self.coordinator.advanced(txid))
-            self._planning.go_on()
             self._planning.forget(txid)
             self._operators.advanced(self.statistics.assignment)
             self.failures.end_if_doomed()
 
         self.workers.submit(Lane.WRITE, work, done, self.fail_run, attempt=attempt)
+        self._planning.go_on()

@@ -3,8 +3,8 @@
 Invariant: one thread asks the source, one question at a time, in the order of the questions.
 
 As long as all waiting records fit into a small batch, the next batch gathers records until the one before it
-begins to commit. Side by side, small jobs slow each other down, and a batch that is planned while another one
-waits for its commit would only wait behind it, with fewer records.
+is committed. Side by side, small batches slow each other down, and one that is planned before would have to
+wait behind the other's commit, with fewer records.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from txstream.zookeeper import ProgressStore
 log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.1
-"""Longer than a small batch's job or commit, and negligible beside a long one."""
+"""Longer than a small batch takes, and negligible beside a long one."""
 
 _POLL_FIRST_SECONDS = 0.005
 _POLL_LONGEST_SECONDS = 0.15
@@ -84,7 +84,7 @@ class Planning:
 
     def plan(self, plan: Plan[Any]) -> None:
         """Have the source plan a batch, now or once it has gathered its records."""
-        if plan.replay or not self._is_small or not self._gather_seconds or self._all_commit():
+        if plan.replay or not self._is_small or not self._gather_seconds or self._all_committed():
             self._ask(plan)
             return
         self._gathering = plan
@@ -94,14 +94,13 @@ class Planning:
         """Raise MetaTooLargeError for metas that could not be stored, with all that they leave out."""
         self._store.check_size(metas)
 
-    def _all_commit(self) -> bool:
-        """Return whether no open batch is processed or waits for its commit."""
-        active = self._batches.coordinator.active.values()
-        return not any(batch.phase in (Phase.PROCESSING, Phase.PROCESSED) for batch in active)
+    def _all_committed(self) -> bool:
+        """Return whether every open batch is committed, so that it only has to advance."""
+        return all(batch.phase is Phase.ADVANCING for batch in self._batches.coordinator.active.values())
 
     def go_on(self) -> None:
-        """Plan the batch that gathers, if there is one and the batch before it has begun to commit."""
-        if self._gathering is not None and self._all_commit():
+        """Plan the batch that gathers, if there is one and the batch before it is committed."""
+        if self._gathering is not None and self._all_committed():
             self._end_gathering(self._gathering)
 
     def _end_gathering(self, plan: Plan[Any] | None) -> None:

@@ -183,7 +183,6 @@ class Processing:
             else:
                 self._release_soon(result)
             batches.carry_out(batches.coordinator.ack(attempt))
-            self._planning.go_on()
 
         def watch(trials: int) -> None:
             def is_due() -> bool:
