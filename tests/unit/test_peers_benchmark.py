@@ -130,3 +130,24 @@ def test_a_contender_that_ends_before_it_is_ready_is_told_with_its_log(bench: An
         sitting.contender("no_such_peer", "live", "t") as reports,
     ):
         next(reports)
+
+
+@pytest.mark.parametrize(
+    ("contender", "exact", "behind", "shown", "wrong"),
+    [
+        ("pathway_table", True, 0, "yes", False),
+        ("pathway_table", False, 5_700, "NO, 5,700 behind", False),
+        ("pathway_table", False, 0, "NO", True),  # more than there are
+        ("ours", False, 5_700, "NO, 5,700 behind", True),
+    ],
+)
+def test_a_peer_that_is_late_is_shown_and_is_not_wrong(
+    bench: Any, contender: str, exact: bool, behind: int, shown: str, wrong: bool
+) -> None:
+    result = {"contender": contender, "exact": exact, "behind": behind}
+    assert (bench.exactness(result), bench.is_wrong(result)) == (shown, wrong)
+
+
+def test_a_wrong_total_of_records_that_were_there_from_the_start_is_wrong(bench: Any) -> None:
+    result = {"contender": "structured_streaming", "exact": False}
+    assert (bench.exactness(result), bench.is_wrong(result)) == ("NO", True)
