@@ -403,7 +403,8 @@ class KafkaQueueSpout(Spout):
     def _unless_lost(self) -> Iterator[None]:
         """Log that a partition is no longer ours: the client's thread may give one up at any moment, and then
         kafka-python raises IllegalStateError, or a bare KeyError. Not for `poll`, which may have taken
-        records: that error ends the run, and the next one reads them again."""
+        records: that error ends the run, and the next one reads them again. (Errors of the broker it raises
+        before it takes records, or keeps for the next call.)"""
         try:
             yield
         except (IllegalStateError, KeyError) as error:
