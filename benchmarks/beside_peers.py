@@ -329,7 +329,8 @@ def draw(document: Result, path: Path) -> None:
         PLAIN: "#6b7280",
     }
     measured = [one for one in document["live"] if one["p50"] is not None]
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
+    height = 0.36 * max(len(document["catch_up"]), len(measured))
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, height), layout="constrained")
     for axes, title, bars in (
         (
             left,
@@ -345,7 +346,7 @@ def draw(document: Result, path: Path) -> None:
         ),
         (
             right,
-            "latency p50 (bar) to p99 (line), ms",
+            "latency p50 (bar) to p99 (line), ms, logarithmic",
             [(f"{NAMES[c['contender']]}\n{c['rate']:,}/s", c["p50"], c["contender"]) for c in measured],
         ),
     ):
@@ -355,6 +356,8 @@ def draw(document: Result, path: Path) -> None:
         axes.set_title(title, fontsize=9)
         axes.tick_params(labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
+    right.set_xscale("log")  # a contender that falls behind is seconds late
+    right.set_xlim(left=1)
     for at, one in enumerate(measured):
         right.plot([one["p50"], one["p99"]], [at, at], color="#111827", linewidth=1.5)
     figure.savefig(path)
