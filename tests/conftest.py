@@ -13,7 +13,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import hypothesis
 import psutil
@@ -23,18 +23,14 @@ from postgres import PostgresServer
 from redis_server import RedisServer
 from registry_server import RegistryServer
 from support.bare_python import make_bare_python
-from support.failures import (
-    pytest_addoption as pytest_addoption,
-    pytest_configure as pytest_configure,
-)
-from support.processes import process_of, turn_of
 from support.runs import SPARK_STARTS_SOONER, Launcher, keep_sparks_classes
-from support.skips import pytest_terminal_summary as pytest_terminal_summary
 from support.spark_standalone import SparkStandalone
 from support.states import Rig
 
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services, embedded
 from txstream.state import StateBackend, open_database
+
+pytest_plugins = ("support.processes", "support.run_report", "support.skips")
 
 FamilyServer = TypeVar("FamilyServer", bound=MySQLFamilyServer | RedisServer | RegistryServer)
 
@@ -64,23 +60,18 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("untimed")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Decide which process runs which test, with `pytest -n`."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    config.option.loadscopereorder = False
-
-    class ByServices(LoadScopeScheduling):  # type: ignore[misc]  # it has no type information
-        def _split_scope(self, nodeid: str) -> str:
-            return process_of(nodeid)
-
-    return ByServices(config, log)
+# PostgreSQL is the server of the gate.
+SECOND_SERVERS = frozenset(
+    ("mariadb", "mysql", "mysql_server", "contract_server", "own_mariadb", "own_mysql", "own_registry")
+)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest tests first, so that no process is left alone with them."""
-    items.sort(key=lambda item: turn_of(item.nodeid))
+    """Leave what needs a second kind of server to the long lane."""
+    for item in items:
+        if not SECOND_SERVERS.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.soak)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

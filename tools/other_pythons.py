@@ -90,7 +90,7 @@ def run(python: Path, wheel: Path, scratch: Path) -> int:
         "-p",
         "no:cacheprovider",
         "-m",
-        "not soak and not ci",
+        "not soak",
     ]
     clean = {
         name: value for name, value in os.environ.items() if name not in ("PYTEST_ADDOPTS", "PYTHONPATH")

@@ -1,6 +1,6 @@
 """Run failed tests of real services once more, each by itself, and show which of them are flaky.
 
-It reads what pytest wrote with `--failures-to`. A test that passes by itself is printed as FLAKY, with its
+It reads what pytest wrote with `--report-to`. A test that passes by itself is printed as FLAKY, with its
 first failure: mend it next. The status is 0 if all that failed are flaky, and they are at most two. Tests
 without services are not run again: nothing outside could have been slow.
 """
@@ -36,12 +36,12 @@ def judge(status: int, failed: dict[str, str], passes: Callable[[str], bool]) ->
 
 
 def _passes(test: str) -> bool:
-    return subprocess.run([sys.executable, "-m", "pytest", test], check=False).returncode == 0
+    return subprocess.run([sys.executable, "-m", "pytest", "-m", "", test], check=False).returncode == 0
 
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
-        print("usage: rerun_failed.py FAILURES.json", file=sys.stderr)
+        print("usage: rerun_failed.py REPORT.json", file=sys.stderr)
         return 2
     try:
         found = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))

@@ -42,7 +42,7 @@ def start_demo(directory: Path, *arguments: str, program: Sequence[str] = ON_SPA
     [
         pytest.param("--injected", WITHOUT_SPARK, id="injected"),
         pytest.param(None, WITHOUT_SPARK, id="two-brokers"),
-        pytest.param(None, ON_SPARK, id="two-brokers-on-spark", marks=pytest.mark.ci),
+        pytest.param(None, ON_SPARK, id="two-brokers-on-spark", marks=pytest.mark.soak),
     ],
 )
 def test_an_outage_is_exact_under_both_semantics(
@@ -90,6 +90,7 @@ def wait_until_gone(directory: Path, seconds: float = 60) -> list[str]:
     return left_running(directory)
 
 
+@pytest.mark.soak
 def test_ctrl_c_leaves_no_process_and_the_next_demo_is_exact(tmp_path: Path) -> None:
     interrupted = start_demo(tmp_path, "--semantics", "transactional")
     try:

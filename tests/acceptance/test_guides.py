@@ -54,8 +54,8 @@ def english() -> str:
     return "".join(re.sub(r"w(\d+)é", lambda found: words[int(found[1])], line) + "\n" for line in lines)
 
 
-# These take longest: four comparisons, which test_compare_*.py show, and two starts of Spark.
-SECOND_ROUNDS = {"compare.md", "python.md"}
+# What everybody types first; a change of a guide runs the others, too (tools/affected.py).
+OF_THE_GATE = {"README.md", "tutorial.md", "replay.md"}
 # What a reader has already.
 SUPPLIES = {"text.txt": english(), "word_count.py": python_of(GUIDES[0]), "results.db": ""}
 
@@ -145,7 +145,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
 @pytest.mark.parametrize(
     "guide",
     [
-        pytest.param(guide, marks=[pytest.mark.ci] * (guide.name in SECOND_ROUNDS), id=guide.name)
+        pytest.param(guide, marks=[pytest.mark.soak] * (guide.name not in OF_THE_GATE), id=guide.name)
         for guide in GUIDES
         if commands_of(guide)
     ],

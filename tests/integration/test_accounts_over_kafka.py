@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from typing import Any
 
+import pytest
 from support.accounts import MOVEMENTS, books
 from support.kafka_topics import Topics
 from support.runs import Launcher
@@ -14,6 +15,7 @@ from support.tables import read_rows
 from txstream.embedded import Services
 
 
+@pytest.mark.soak
 def test_the_books_are_right(services: Services, launcher: Launcher, unique: str, sqlite_url: str) -> None:
     """All movements of an account are in one partition, so that they keep their order."""
     partitions: defaultdict[int, list[bytes]] = defaultdict(list)

@@ -35,7 +35,8 @@ def topology(topic: str, semantics: str):
 _ROWS = 'SELECT topic, partition, "offset", customer, amount::text FROM {} ORDER BY 1, 2, 3'
 
 
-@pytest.mark.parametrize("semantics", ["opaque", pytest.param("transactional", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
 def test_executors_append_each_record_once(
     launcher: Launcher,
     services: Services,

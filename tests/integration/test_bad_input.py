@@ -36,6 +36,7 @@ def assert_told(outcome: Outcome, status: int, *words: str) -> None:
         assert word in outcome.stderr, f"{word!r} is missing in: {outcome.stderr}"
 
 
+@pytest.mark.soak
 def test_unreachable_services_and_a_missing_topic(
     launcher: Launcher, services: Services, tmp_path: Path, closed_port: int, unique: str
 ) -> None:
@@ -69,7 +70,7 @@ def test_unreachable_services_and_a_missing_topic(
     assert not table_exists(asked["master"][1], unique)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_a_master_with_which_spark_does_not_start_is_told_with_sparks_reason(
     launcher: Launcher, services: Services, unique: str, closed_port: int
 ) -> None:
@@ -197,7 +198,7 @@ def topology(topic: str, wrong: str):
 """
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_a_bolt_that_raises_on_spark_is_told_with_its_tuple(
     launcher: Launcher, services: Services, tmp_path: Path, unique: str
 ) -> None:

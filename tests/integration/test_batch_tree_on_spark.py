@@ -46,7 +46,8 @@ def topology(topic: str, folder: str):
 """
 
 
-@pytest.mark.parametrize("on_spark", [False, pytest.param(True, marks=pytest.mark.ci)])
+@pytest.mark.soak
+@pytest.mark.parametrize("on_spark", [False, True])
 def test_an_open_batch_tells_which_task_is_missing(
     launcher: Launcher, services: Services, tmp_path: Path, unique: str, on_spark: bool
 ) -> None:

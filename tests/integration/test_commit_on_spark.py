@@ -98,6 +98,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_its_share_costs_an_attempt(
             assert all(timings[step] > 0 for step in ("plan", "job", "merge", "begin", "write"))
 
 
+@pytest.mark.soak
 def test_a_worker_that_is_frozen_in_the_middle_of_its_share_costs_an_attempt(
     spark: SparkSession, postgres_url: str, tmp_path: Path
 ) -> None:

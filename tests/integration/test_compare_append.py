@@ -8,6 +8,7 @@ import re
 import sqlite3
 from typing import Any
 
+import pytest
 from support.appended import ORDERS, fill, produced
 from support.runs import Launcher
 
@@ -25,6 +26,7 @@ def stored(launcher: Launcher, semantics: str) -> list[tuple[Any, ...]]:
         return database.execute(f'SELECT {columns} FROM "{table}" ORDER BY 1, 2, 3').fetchall()
 
 
+@pytest.mark.soak
 def test_rows_are_told_as_rows(launcher: Launcher, services: Services, unique: str) -> None:
     fill(services.kafka, unique)
     words = ["compare", "txstream.examples.orders:topology", "--topic", unique, "--records", str(ORDERS)]

@@ -119,7 +119,8 @@ def compare(launcher: Launcher, *arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["crash", pytest.param("batch", marks=pytest.mark.ci)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["crash", "batch"])
 def test_records_that_are_set_aside_are_in_no_total_and_in_the_report(
     launcher: Launcher, services: Services, unique: str, kind: str
 ) -> None:
@@ -155,6 +156,7 @@ def test_records_that_are_set_aside_are_in_no_total_and_in_the_report(
     assert "dead letters" in told.stdout
 
 
+@pytest.mark.soak
 def test_the_example_of_dead_letters_is_compared_as_it_is(
     launcher: Launcher, services: Services, unique: str
 ) -> None:

@@ -64,6 +64,7 @@ def test_each_semantics_shows_what_it_does(launcher: Launcher, kind: str) -> Non
     assert transactional["records_per_second"] == pytest.approx(2_000 / worked, rel=0.05)
 
 
+@pytest.mark.soak
 def test_nothing_is_left_unless_it_is_kept(launcher: Launcher, services: Services) -> None:
     def left() -> tuple[set[str], set[str], set[str]]:
         engine = sa.create_engine(launcher.database)
@@ -117,6 +118,7 @@ def topology(topic, semantics="opaque", wrong=False):
 """
 
 
+@pytest.mark.soak
 def test_the_truth_of_a_topic_of_ones_own_is_read_by_another_reader(
     launcher: Launcher, services: Services, unique: str
 ) -> None:

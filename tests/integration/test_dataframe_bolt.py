@@ -108,6 +108,7 @@ def summed(rows: list[tuple[Any, ...]]) -> dict[Any, int]:
     return dict(total)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("width", "own"), [(1, True), (2, False)])
 def test_behind_the_spout_and_behind_each_other(
     spark: SparkSession, unique: str, width: int, own: bool
@@ -347,6 +348,7 @@ def test_rows_come_in_and_none_go_out(spark: SparkSession, unique: str) -> None:
     assert deltas(result) == {"store": []}
 
 
+@pytest.mark.soak
 def test_adaptive_execution_in_the_users_session_does_no_harm(spark: SparkSession, unique: str) -> None:
     """Spark may merge the partitions of shuffles, and runs a part of the batch while it plans."""
     session = spark.newSession()

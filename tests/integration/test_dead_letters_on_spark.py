@@ -221,7 +221,7 @@ def ask(launcher: Launcher, name: str) -> None:
     assert asked.status == 0, asked.stderr
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 @pytest.mark.parametrize("semantics", ["opaque", "transactional"])
@@ -235,7 +235,7 @@ def test_a_driver_is_killed_in_every_step_of_an_isolating_attempt_and_of_a_retry
     kill_in_every_step(launcher, unique, semantics, search, COMMIT, RETRY)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_a_driver_is_killed_in_an_isolating_attempt_and_in_a_retry_on_spark_with_postgresql(
     launcher: Launcher, postgres_url: str, unique: str
@@ -245,13 +245,14 @@ def test_a_driver_is_killed_in_an_isolating_attempt_and_in_a_retry_on_spark_with
     kill_in_every_step(launcher, unique, "transactional", search, ["inside-commit"], retry)
 
 
-@pytest.mark.parametrize("semantics", ["opaque", pytest.param("transactional", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("semantics", ["opaque", pytest.param("transactional", marks=pytest.mark.soak)])
 def test_each_record_is_counted_or_dead_though_drivers_are_killed(
     launcher: Launcher, unique: str, semantics: str
 ) -> None:
     run_through(launcher.without_spark, unique, semantics, POINTS)
 
 
+@pytest.mark.soak
 def test_dead_letters_are_sent_to_a_topic_too(launcher: Launcher, unique: str) -> None:
     """There is no such topic at first, which is as good as no broker: the next run sends them."""
     launcher, topic = launcher.without_spark, f"{unique}-dead"
@@ -332,6 +333,7 @@ def dead_in(url: str, name: str) -> list[tuple[str, str, str]]:
     return rows
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_bad_records_among_many_cost_one_further_attempt_of_four_jobs_in_all(
     spark: SparkSession, services: Services, sqlite_url: str, unique: str
@@ -351,7 +353,7 @@ def test_bad_records_among_many_cost_one_further_attempt_of_four_jobs_in_all(
     assert sum(row["n"] for row in read_rows(sqlite_url, unique)) == 49_997
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_record_that_kills_its_worker_is_found_by_halving(
     spark: SparkSession, services: Services, sqlite_url: str, unique: str
@@ -376,7 +378,7 @@ class RefusesOdd(DataFrameBolt):
         return df.select(fn.when(df["word"] == "odd", refused).otherwise(df["word"]).alias("word"))
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_record_that_makes_a_dataframe_bolt_fail_is_found_by_halving(
     spark: SparkSession, services: Services, sqlite_url: str, unique: str

@@ -40,6 +40,7 @@ def test_a_master_that_is_not_there(tmp_path: Path) -> None:
     assert not checks[f"port {NOBODY}"]["ok"]
 
 
+@pytest.mark.soak
 def test_executors_without_packages_and_without_a_way(tmp_path: Path, bare_python: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import rich\nfrom txstream.examples.word_count import topology as words\n\n\n"
@@ -108,6 +109,7 @@ def examine(
     return {check["name"]: Check(**check) for check in json.loads(done.stdout.splitlines()[-1])}
 
 
+@pytest.mark.soak
 def test_another_python_on_the_workers(
     cluster: SparkStandalone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +123,7 @@ def test_another_python_on_the_workers(
     assert str(python.remedy).startswith(f"set PYSPARK_PYTHON to a Python {mine} that is on every worker")
 
 
+@pytest.mark.soak
 def test_a_python_that_is_not_on_the_workers(
     cluster: SparkStandalone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +134,7 @@ def test_a_python_that_is_not_on_the_workers(
     assert "PYSPARK_PYTHON" in str(python.remedy)
 
 
-@pytest.mark.ci  # Spark tells it after 15 s; test_spark_cluster.py shows that a run says so
+@pytest.mark.soak  # Spark tells it after 15 s; test_spark_cluster.py shows that a run says so
 def test_a_cluster_that_gives_no_executor(cluster: SparkStandalone, tmp_path: Path) -> None:
     spark = examine(cluster, tmp_path, seconds=35.0, memory="100g")["spark"]
     assert not spark.ok

@@ -163,12 +163,13 @@ def test_non_transactional_miscounts_when_killed_alike(killed: Killed) -> None:
     )
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("semantics", ["transactional", "opaque"])
 def test_killed_at_random_moments(killed: Killed, semantics: str) -> None:
     killed.assert_exact(20_000)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_killed_on_spark_at_a_named_point(killed: Killed) -> None:
     """The driver leaves Spark's processes behind for a while; its successor starts its own."""
     killed.assert_exact(LINES)

@@ -107,6 +107,7 @@ def test_without_network_one_sentence_names_both_remedies(
     assert sorted(path.name for path in (tmp_path / "cache").rglob("*.jar")) == []
 
 
+@pytest.mark.soak
 def test_kafka_home_is_used_instead(
     tmp_path: Path, jars: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ def test_a_second_zookeeper_on_the_same_data_is_refused(
     assert zookeeper.alive()
 
 
+@pytest.mark.soak
 def test_records_go_in_and_come_out_of_every_broker(kafka: EmbeddedKafka) -> None:
     create_topic(kafka, "both", {0: [1], 1: [2]})
     produce(kafka, "both", 0, [b"a", b"b"])
@@ -143,6 +144,7 @@ def test_a_misspelt_topic_is_not_created(kafka: EmbeddedKafka) -> None:
         assert "mispelt" not in admin.list_topics()
 
 
+@pytest.mark.soak
 def test_one_broker_killed_takes_its_partitions_along_and_brings_them_back(kafka: EmbeddedKafka) -> None:
     create_topic(kafka, "outage", {0: [1], 1: [2]})
     produce(kafka, "outage", 0, [b"one"])

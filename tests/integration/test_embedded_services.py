@@ -161,6 +161,7 @@ def test_a_failed_up_leaves_nothing_running(data_dir: Path) -> None:
     assert ended(int(lock.read_text()))
 
 
+@pytest.mark.soak
 def test_what_a_killed_up_left_is_known_and_completed(data_dir: Path) -> None:
     """It is killed as soon as the first server is recorded: before that is ready, and before Kafka runs."""
     starter = subprocess.Popen([sys.executable, "-c", UP, str(data_dir)])
@@ -184,6 +185,7 @@ with embedded(Path(sys.argv[1]), brokers=2) as services:
 """
 
 
+@pytest.mark.soak
 def test_embedded_services_end_with_a_killed_owner_and_keep_their_data(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)],

@@ -140,9 +140,9 @@ def world(services: Services, postgres_url: str, tmp_path: Path, unique: str) ->
     ("spout", "commit"),
     [
         (OpaqueSpout, "driver"),
-        pytest.param(OpaqueSpout, "executors", marks=pytest.mark.ci),
+        pytest.param(OpaqueSpout, "executors", marks=pytest.mark.soak),
         (TransactionalSpout, "executors"),
-        pytest.param(NonTransactionalSpout, "driver", marks=pytest.mark.ci),
+        pytest.param(NonTransactionalSpout, "driver", marks=pytest.mark.soak),
     ],
 )
 def test_what_the_commit_refuses_names_the_record(

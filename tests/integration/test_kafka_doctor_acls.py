@@ -113,6 +113,7 @@ def examine(address: str, topic: str, folder: Path) -> dict[str, Check]:
     return {check.name: check for check in checks if check.name.startswith("kafka ")}
 
 
+@pytest.mark.soak
 def test_each_operation_is_named_and_what_is_said_mends_it(
     guarded: tuple[str, str], unique: str, tmp_path: Path
 ) -> None:

@@ -151,6 +151,7 @@ def test_a_failed_record_is_emitted_again_from_memory(
     assert reading.ids == [first]
 
 
+@pytest.mark.soak
 def test_a_partition_that_moves_is_forgotten_and_goes_on_behind_what_is_complete(
     topics: Topics, unique: str, group: str, opened: list[OpenSpout]
 ) -> None:

@@ -32,6 +32,7 @@ def framed(schema_id: int, schema: dict[str, object], value: object) -> bytes:
     return b"\0" + schema_id.to_bytes(4, "big") + data.getvalue()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("trouble", ["kill", "freeze"])
 def test_a_batch_waits_until_its_registry_is_back(
     services: Services, own_registry: RegistryServer, tmp_path: Path, unique: str, trouble: str

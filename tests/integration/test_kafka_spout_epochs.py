@@ -143,7 +143,7 @@ def test_a_log_that_was_cut_back_and_has_grown_past_our_place(
     assert log.plan(after(end, skipping)) == {}, "the place behind the gap is sound"
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_another_replicas_log_that_reaches_past_our_place(
     kafka: EmbeddedKafka, unique: str, tmp_path: Path
 ) -> None:

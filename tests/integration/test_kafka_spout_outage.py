@@ -113,6 +113,7 @@ def test_a_frozen_broker_costs_one_deadline(
     coordinator.close()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("frozen", [1, 2])
 def test_a_start_goes_on_without_the_frozen_broker(
     kafka: EmbeddedKafka, topic: str, freeze: Callable[..., None], frozen: int
@@ -241,6 +242,7 @@ def test_without_any_broker_nothing_is_ready(kafka: EmbeddedKafka, topic: str) -
     coordinator.close()
 
 
+@pytest.mark.soak
 def test_dead_letters_wait_for_the_broker_of_their_topic(
     kafka: EmbeddedKafka,
     topics: Topics,

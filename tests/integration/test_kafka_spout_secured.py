@@ -97,6 +97,7 @@ def test_client_options_reach_driver_and_executor(
     emitter.close()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

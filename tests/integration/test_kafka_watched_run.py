@@ -127,6 +127,7 @@ def with_lags(look: Callable[[], Samples]) -> Samples:
     return found
 
 
+@pytest.mark.soak
 def test_a_group_gets_the_committed_places_and_metrics_the_lag(
     services: Services, sqlite_url: str, tmp_path: Path, unique: str
 ) -> None:

@@ -65,7 +65,7 @@ def produce(bootstrap: str, topic: str, chance: random.Random) -> list[Order]:
     return [(place.partition, place.offset, *rest) for place, *rest in places]
 
 
-@pytest.mark.parametrize("semantics", ["opaque", pytest.param("transactional", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("semantics", ["opaque", pytest.param("transactional", marks=pytest.mark.soak)])
 def test_what_has_expired_stays_away(
     services: Services, postgres: PostgresServer, tmp_path: Path, unique: str, semantics: str
 ) -> None:
@@ -91,6 +91,7 @@ def test_what_has_expired_stays_away(
         require(postgres, unique, produced, late, ages)
 
 
+@pytest.mark.soak
 def test_late_records_on_spark(
     services: Services, postgres: PostgresServer, tmp_path: Path, unique: str
 ) -> None:

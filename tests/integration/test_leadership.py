@@ -201,14 +201,14 @@ def test_frozen_driver_is_succeeded_and_fenced(succession: Succession, point: st
     assert succession.first.status == 3, succession.first.stderr
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_frozen_driver_is_succeeded_and_fenced_on_spark(succession: Succession) -> None:
     """Its Spark is not frozen with it, but ends with it."""
     succession.assert_taken_over()
     assert succession.first.status == 3, succession.first.stderr
 
 
-@pytest.mark.parametrize("semantics", [pytest.param("transactional", marks=pytest.mark.ci), "opaque"])
+@pytest.mark.parametrize("semantics", [pytest.param("transactional", marks=pytest.mark.soak), "opaque"])
 def test_driver_frozen_inside_its_sql_transaction(succession: Succession, semantics: str) -> None:
     """PostgreSQL ends an idle transaction. SQLite cannot: there the lock ends with the process."""
     succession.assert_taken_over()

@@ -14,7 +14,7 @@ from support.on_spark import notes
 from support.spark_standalone import SparkStandalone
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_an_executor_that_dies_when_it_has_written_counts_once(
     cluster: SparkStandalone, tmp_path: Path

@@ -30,7 +30,7 @@ class Watched(NotebookClient):
         return super().process_message(msg, cell, cell_index)
 
 
-@pytest.mark.ci  # two runs on Spark in a kernel of its own
+@pytest.mark.soak  # two runs on Spark in a kernel of its own
 def test_the_example_runs_and_shows_what_it_says(
     services: Services, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

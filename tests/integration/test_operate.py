@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from support.pid_namespaces import in_another_pid_namespace
 from support.runs import WORD_COUNT, Launcher, RunningCommand
 from support.tables import read_counts
@@ -87,6 +88,7 @@ def test_a_pause_survives_the_driver_and_a_stop_ends_it_between_two_batches(
     assert f"nothing runs topology '{unique}' now" in nobody.stderr
 
 
+@pytest.mark.soak
 def test_a_driver_in_another_pid_namespace_is_not_taken_for_dead(
     launcher: Launcher, services: Services, unique: str
 ) -> None:

@@ -184,7 +184,7 @@ def test_what_a_dataframe_reads_and_what_it_computed_is_computed_again(
 # --- executors killed ----------------------------------------------------------------------------------
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.timeout(360)
 def test_executors_frozen_and_killed_while_a_batch_is_worked_on_between_its_phases_and_while_it_is_written(
     cluster: SparkStandalone, tmp_path: Path, unique: str, postgres_url: str

@@ -180,6 +180,7 @@ def test_on_spark_it_is_the_same(desk: Desk, spark: Any, monkeypatch: pytest.Mon
     assert len(parts) == 5
 
 
+@pytest.mark.soak
 def test_the_flag_master_runs_it_on_spark(launcher: Launcher, unique: str) -> None:
     """It runs in a Spark of its own; what Java prints goes into a log. The code is what ran here before."""
     fill_topic(launcher.services.kafka, unique, make_lines(40), partitions=2)

@@ -6,6 +6,7 @@ import signal
 import socket
 from typing import Any
 
+import pytest
 from support.runs import WORD_COUNT, Launcher, RunningCommand
 from support.tables import read_counts
 from support.texts import fill_topic, make_lines, produce
@@ -47,6 +48,7 @@ def slots_of(assignment: dict[str, Any], component: str) -> set[int]:
     return {task["slot"] for task in assignment["tasks"] if task["component"] == component}
 
 
+@pytest.mark.soak
 def test_a_running_topology_is_scaled_and_shown_and_counts_stay_exact(
     launcher: Launcher, services: Services, unique: str
 ) -> None:

@@ -56,7 +56,8 @@ def command_lines() -> dict[int, str]:
     return found
 
 
-@pytest.mark.parametrize("way", ["variable", pytest.param("client's own file", marks=pytest.mark.ci)])
+@pytest.mark.soak
+@pytest.mark.parametrize("way", ["variable", "client's own file"])
 def test_no_secret_can_be_read(
     launcher: Launcher,
     services: Services,

@@ -133,6 +133,7 @@ def start(
         command.kill()
 
 
+@pytest.mark.soak
 def test_a_run_without_executors_says_so_and_one_without_a_module_ends_at_once(
     cluster: SparkStandalone,
     launcher: Launcher,
@@ -160,6 +161,7 @@ def test_a_run_without_executors_says_so_and_one_without_a_module_ends_at_once(
     assert "failed and will be replayed" not in ended.stderr
 
 
+@pytest.mark.soak
 def test_two_workers_with_what_the_readme_lists_write_states(
     cluster: SparkStandalone,
     start: Callable[..., Application],
@@ -199,6 +201,7 @@ def test_exact_with_its_only_executor_killed(
     assert "install SQLAlchemy and the database's driver there" in ended.stderr
 
 
+@pytest.mark.soak
 def test_exact_with_a_worker_daemon_and_then_the_master_killed_and_everything_ends_with_the_cluster(
     cluster: SparkStandalone, start: Callable[..., Application]
 ) -> None:

@@ -116,6 +116,7 @@ def assert_told(command: RunningCommand) -> None:
         assert word not in outcome.stderr
 
 
+@pytest.mark.soak
 def test_java_is_killed_at_its_start_in_a_batch_and_between_two(
     start: Callable[..., RunningCommand], launcher: Launcher, tmp_path: Path, unique: str
 ) -> None:
@@ -138,6 +139,7 @@ def test_java_is_killed_at_its_start_in_a_batch_and_between_two(
     assert read_counts(launcher.database, unique) == {"one": 1, "two": 1}
 
 
+@pytest.mark.soak
 def test_java_that_is_out_of_memory_ends_and_that_is_told(
     start: Callable[..., RunningCommand], launcher: Launcher, tmp_path: Path, unique: str
 ) -> None:
@@ -151,6 +153,7 @@ def test_java_that_is_out_of_memory_ends_and_that_is_told(
     assert read_counts(launcher.database, unique) == {}
 
 
+@pytest.mark.soak
 def test_a_signal_to_the_process_group_ends_the_run_between_two_batches(
     start: Callable[..., RunningCommand], launcher: Launcher, tmp_path: Path, unique: str
 ) -> None:
@@ -170,7 +173,8 @@ def test_a_signal_to_the_process_group_ends_the_run_between_two_batches(
     wait_until(lambda: has_ended(java), "Java has ended", 60)
 
 
-@pytest.mark.parametrize("moment", ["begun", pytest.param("listens", marks=pytest.mark.ci), "handed out"])
+@pytest.mark.soak
+@pytest.mark.parametrize("moment", ["begun", "listens", "handed out"])
 def test_a_run_that_is_stopped_while_java_starts_ends_at_once(
     start: Callable[..., RunningCommand], moment: str
 ) -> None:
@@ -254,6 +258,7 @@ print(spark.range(4).count())
 """
 
 
+@pytest.mark.soak
 def test_each_run_of_a_process_has_a_java_process_of_its_own(
     launcher: Launcher, tmp_path: Path, unique: str, closed_port: int
 ) -> None:

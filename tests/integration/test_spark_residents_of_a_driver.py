@@ -150,6 +150,7 @@ def test_the_process_of_a_resident_ends_with_a_driver_that_is_killed(
         assert wait_until(lambda: is_gone(pid), DEADLINE_SECONDS), "an orphan"
 
 
+@pytest.mark.soak
 def test_a_resident_that_freezes_keeps_no_run_and_ends_when_it_thaws(tmp_path: Path) -> None:
     with driver(tmp_path, "local[2]", residents=1) as ours:
         ours.await_residents(1)
@@ -174,6 +175,7 @@ def test_a_resident_that_freezes_keeps_no_run_and_ends_when_it_thaws(tmp_path: P
         assert wait_until(lambda: is_gone(other), DEADLINE_SECONDS), "an orphan"
 
 
+@pytest.mark.soak
 def test_a_session_that_is_stopped_by_its_owner_is_named_and_nothing_hangs(tmp_path: Path) -> None:
     with driver(tmp_path, "local[2]", residents=1) as ours:
         ours.await_residents(1)
@@ -184,6 +186,7 @@ def test_a_session_that_is_stopped_by_its_owner_is_named_and_nothing_hangs(tmp_p
         assert ours.ask("close") < DEADLINE_SECONDS
 
 
+@pytest.mark.soak
 def test_residents_leave_a_core_of_the_cluster_to_jobs(tmp_path: Path, cluster: SparkStandalone) -> None:
     """It has two cores."""
     with driver(tmp_path, cluster.url, residents=5) as ours:
@@ -193,9 +196,8 @@ def test_residents_leave_a_core_of_the_cluster_to_jobs(tmp_path: Path, cluster: 
         assert (wide["records"], wide["by_residents"]) == (23, False)
 
 
-@pytest.mark.parametrize(
-    "parallelism", [pytest.param({}, marks=pytest.mark.ci), {"spark.default.parallelism": "200"}]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("parallelism", [{}, {"spark.default.parallelism": "200"}])
 def test_a_cluster_of_one_core_has_no_residents(
     tmp_path: Path, cluster: SparkStandalone, parallelism: dict[str, str]
 ) -> None:

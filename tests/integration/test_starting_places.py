@@ -133,6 +133,7 @@ DEATHS = [
 ]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("semantics", "point", "two"), DEATHS)
 def test_killed_before_the_first_records_are_committed(
     launcher: Launcher, topics: Topics, unique: str, semantics: str, point: str, two: bool
@@ -146,6 +147,7 @@ def test_killed_before_the_first_records_are_committed(
     begun.assert_counted()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("semantics", "point", "two"),
     [("opaque", "before-commit:1", False), ("opaque", "between-commits:1", True)],
@@ -202,6 +204,7 @@ def test_a_first_run_that_found_no_topic_has_begun(
     assert begun.launcher.run("status", unique, "--json").json()["lag_records"] == 0
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("semantics", ["opaque", "transactional"])
 def test_latest_for_one_partition_alone(
     launcher: Launcher, topics: Topics, unique: str, semantics: str
@@ -260,7 +263,7 @@ def test_a_partition_that_was_away_when_the_first_run_began(
     begun.assert_counted()
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_one_named_partition_was_away_when_the_first_run_began(
     apart: tuple[Launcher, Topics], own_kafka: EmbeddedKafka, unique: str
 ) -> None:
@@ -281,6 +284,7 @@ def test_one_named_partition_was_away_when_the_first_run_began(
     begun.assert_counted(1, old=10)
 
 
+@pytest.mark.soak
 def test_a_first_run_does_not_wait_to_begin(
     apart: tuple[Launcher, Topics], own_kafka: EmbeddedKafka, unique: str
 ) -> None:

@@ -189,6 +189,7 @@ def test_twenty_leaders_frozen_and_woken(statuses: list[int]) -> None:
 # --- a warm standby while it waits -------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_a_warm_standby_outlives_outages_and_takes_over(
     services: Services, own_kafka: EmbeddedKafka, own_postgres: PostgresServer, tmp_path: Path, unique: str
 ) -> None:
@@ -218,6 +219,7 @@ def test_a_warm_standby_outlives_outages_and_takes_over(
         assert standby.wait().status == 0
 
 
+@pytest.mark.soak
 def test_a_warm_standby_that_never_leads_ends_when_it_is_told_to(launcher: Launcher, unique: str) -> None:
     """Even while its Spark starts; here, its Java is frozen and never gets ready."""
     with Succession(launcher.without_spark, unique) as drivers:

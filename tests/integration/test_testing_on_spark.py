@@ -136,6 +136,7 @@ def test_run_bolt_with_a_dataframe_bolt(spark: SparkSession) -> None:
         run_bolt(Wrong(), ["a"], "word string", component="count", spark=spark)
 
 
+@pytest.mark.soak
 def test_the_examples_of_the_guide_that_need_services(spark: SparkSession, tmp_path: Path) -> None:
     fixtures = {"spark": spark, "tmp_path": tmp_path}
     ran: list[str] = []

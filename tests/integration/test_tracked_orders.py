@@ -106,6 +106,7 @@ def test_step_by_step(own_redis: RedisServer, orders: Orders) -> None:
     assert {row["order_id"] for row in orders.rows()} == set(orders.truth)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_a_driver_that_is_killed_in_the_middle(
     kind: str, orders: Orders, launcher: Launcher, request: pytest.FixtureRequest
@@ -173,7 +174,7 @@ def test_a_redis_that_is_frozen_is_waited_for_and_has_no_end_meanwhile(
     orders.check()
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_on_spark(launcher: Launcher, orders: Orders) -> None:
     orders.launcher = replace(orders.launcher, on_spark=True)
     orders.add(0, 300)

@@ -152,6 +152,7 @@ def test_operators_pause_resume_and_stop_it(files: Files) -> None:
     assert files.lines("closed") == ["0"]
 
 
+@pytest.mark.soak
 def test_it_is_scaled_while_it_runs_and_status_shows_what_it_waits_for(files: Files) -> None:
     running = files.start("-p", "spouts=2")
     running.wait_for_line("is running")
@@ -213,6 +214,7 @@ def test_a_corrupt_znode_of_requests_stops_nothing_and_later_requests_are_answer
     assert running.wait().status == 0
 
 
+@pytest.mark.soak
 def test_a_pause_that_is_asked_for_between_two_runs_is_shown_and_obeyed(files: Files) -> None:
     assert files.launcher.run(*files.arguments("--until", "caught-up")).status == 0
     files.add("a")
@@ -279,7 +281,7 @@ def topology(topic: str, file: str):
 """
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_a_run_after_a_kill_waits_for_what_the_dead_member_of_the_group_has(
     launcher: Launcher, tmp_path: Path, unique: str
 ) -> None:
@@ -300,7 +302,7 @@ def test_a_run_after_a_kill_waits_for_what_the_dead_member_of_the_group_has(
     assert {int(word) for word in words.read_text().split()} == set(range(6000))
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_a_kafka_that_is_frozen_is_waited_for_and_has_no_end_meanwhile(
     launcher: Launcher, own_kafka: EmbeddedKafka, tmp_path: Path, unique: str
 ) -> None:
@@ -328,6 +330,7 @@ def test_a_kafka_that_is_frozen_is_waited_for_and_has_no_end_meanwhile(
     assert {int(word) for word in words.read_text().split()} == set(range(20_000))
 
 
+@pytest.mark.soak
 def test_another_topology_may_not_take_its_id(files: Files) -> None:
     files.add("a")
     assert files.launcher.run(*files.arguments("--until", "caught-up")).status == 0

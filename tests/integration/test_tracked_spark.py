@@ -51,7 +51,7 @@ def test_a_task_whose_process_dies_fails_its_trees_and_they_come_again(
         assert sorted(test.emitted("upper")) == [("A",), ("B",), ("C",)]
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_an_executor_is_killed_and_every_message_is_acked(
     launcher: Launcher, cluster: SparkStandalone, tmp_path: Path, unique: str
 ) -> None:

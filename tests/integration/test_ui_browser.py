@@ -105,9 +105,8 @@ def get(url: str, path: str) -> Any:
         return json.load(answer)
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1240, "light"), pytest.param(390, "dark", marks=pytest.mark.ci)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("width", "scheme"), [(1240, "light"), pytest.param(390, "dark")])
 def test_each_view_of_runs_with_faults(
     launcher: Launcher, services: Services, browser: Browser, width: int, scheme: str
 ) -> None:
@@ -158,6 +157,7 @@ def test_each_view_of_runs_with_faults(
         server.kill()
 
 
+@pytest.mark.soak
 def test_a_comparison_is_started_from_the_page(
     launcher: Launcher, services: Services, browser: Browser, unique: str
 ) -> None:
@@ -183,7 +183,8 @@ def test_a_comparison_is_started_from_the_page(
         server.kill()
 
 
-@pytest.mark.parametrize("seconds", [5, pytest.param(3600, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("seconds", [5, 3600])
 def test_fifty_open_pages_leave_nothing_in_the_server(
     launcher: Launcher, services: Services, unique: str, seconds: float
 ) -> None:
@@ -313,6 +314,7 @@ def test_an_open_page_shows_what_a_run_commits(
         server.kill()
 
 
+@pytest.mark.soak
 def test_a_thousand_partitions_fit_a_phone_and_a_keyboard(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

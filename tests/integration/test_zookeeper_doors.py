@@ -216,6 +216,7 @@ def test_tls(doors: Doors, unique: str) -> None:
         ZooKeeper(name, access=access, connect_timeout_seconds=3.0).start()
 
 
+@pytest.mark.soak
 def test_a_server_that_wants_a_certificate(mutual: Mutual, unique: str, tmp_path: Path) -> None:
     mine = [
         "--zookeeper-tls-certificate",
@@ -240,6 +241,7 @@ def test_a_server_that_wants_a_certificate(mutual: Mutual, unique: str, tmp_path
         assert client.get_children(f"/{unique}/txstream") == ["topologies"]
 
 
+@pytest.mark.soak
 def test_a_client_without_the_right_certificate_is_told_so(
     mutual: Mutual, unique: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,7 +56,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("mutant", "table"),
     [

@@ -51,7 +51,7 @@ def history(seed: int, spout: Semantics, state: Semantics) -> str:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(FEW_SEEDS), pytest.param(range(FEW_SEEDS, CI_SEEDS), marks=pytest.mark.ci)], ids=str
+    "seeds", [range(FEW_SEEDS), pytest.param(range(FEW_SEEDS, CI_SEEDS), marks=pytest.mark.soak)], ids=str
 )
 @EVERY_KIND
 def test_states_are_exact_while_the_code_changes(spout: Semantics, state: Semantics, seeds: range) -> None:
@@ -67,7 +67,7 @@ def test_states_are_exact_in_many_more_histories(spout: Semantics, state: Semant
         simulate_changes(seed, spout, state=state)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_histories_have_in_them_what_they_are_to_show() -> None:
     """A simulation in which nothing changes would pass too."""
     seen: Counter[str] = Counter()
@@ -98,13 +98,13 @@ def hole_of(guard: Guard, hunt: ChangeHunt) -> tuple[int, Exception] | None:
     return None
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize(("guard", "hunt"), HUNTS)
 def test_a_missing_guard_is_found(guard: Guard, hunt: ChangeHunt) -> None:
     assert hole_of(guard, hunt) is not None, f"{guard.does}: not found in {MOST_SEEDS} histories"
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "hunt", [h for g in GUARDS for h in g.hunts if isinstance(h, ChangeHunt) and h.more], ids=str
 )

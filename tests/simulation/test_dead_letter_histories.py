@@ -45,7 +45,7 @@ def test_each_record_is_counted_or_dead_in_many_more_histories(
         simulate_letters(seed, semantics, databases, refuses=refuses)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_histories_have_in_them_what_they_are_to_show() -> None:
     """A simulation in which nothing fails, and nobody retries, would pass too."""
     points, crashes, told = set[str](), set[str](), Counter[str]()
@@ -70,7 +70,7 @@ def test_histories_have_in_them_what_they_are_to_show() -> None:
     } <= crashes, crashes  # fmt: skip
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_a_database_refuses_values_within_the_commit() -> None:
     """An opaque run finds their records; a transactional one ends if a database may have counted them."""
     dead, ends = Counter[Semantics](), Counter[tuple[Semantics, int]]()
@@ -86,7 +86,7 @@ def test_a_database_refuses_values_within_the_commit() -> None:
     assert {kind for kind, number in ends.items() if number} == {(Semantics.TRANSACTIONAL, n) for n in (1, 2)}
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("databases", [1, 2])
 def test_a_transactional_run_ends_only_at_what_a_database_may_have_counted(databases: int) -> None:
     """Without other faults. A driver's own commit to one database is refused as a whole, so no run ends."""
@@ -111,7 +111,7 @@ HUNTS = [
 ]
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize(("guard", "hunt"), HUNTS)
 def test_a_missing_guard_is_found(guard: Guard, hunt: LetterHunt) -> None:
     for seed in range(hunt.first_seed, hunt.first_seed + MOST_SEEDS):

@@ -30,7 +30,7 @@ EVERY_KIND = pytest.mark.parametrize(
     ids=lambda value: str(value),
 )
 SEEDS = pytest.mark.parametrize(
-    "seeds", [range(FEW_SEEDS), pytest.param(range(FEW_SEEDS, CI_SEEDS), marks=pytest.mark.ci)], ids=str
+    "seeds", [range(FEW_SEEDS), pytest.param(range(FEW_SEEDS, CI_SEEDS), marks=pytest.mark.soak)], ids=str
 )
 
 # All that can interrupt a driver, more often than in CI's mix.
@@ -44,6 +44,7 @@ def test_results_are_exact(spout: Semantics, state: Semantics, databases: int, s
         simulate(seed, spout, databases, state=state)
 
 
+@pytest.mark.soak
 @EVERY_KIND
 def test_results_are_exact_in_a_storm_of_faults(spout: Semantics, state: Semantics, databases: int) -> None:
     for seed in range(CI_SEEDS // 8):

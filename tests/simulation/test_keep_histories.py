@@ -19,7 +19,7 @@ MOST_SEEDS = 60
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(FEW_SEEDS), pytest.param(range(FEW_SEEDS, CI_SEEDS), marks=pytest.mark.ci)], ids=str
+    "seeds", [range(FEW_SEEDS), pytest.param(range(FEW_SEEDS, CI_SEEDS), marks=pytest.mark.soak)], ids=str
 )
 @EVERY_KIND
 def test_what_has_expired_never_comes_back(semantics: Semantics, databases: int, seeds: range) -> None:
@@ -39,7 +39,7 @@ HUNTS = [
 ]
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize(("guard", "hunt"), HUNTS)
 def test_a_missing_guard_is_found(guard: Guard, hunt: KeepHunt) -> None:
     for seed in range(MOST_SEEDS):

@@ -8,7 +8,7 @@ from guards import GUARDS, Guard, Hunt
 from simulation.histories import Rules, simulate
 from txstream.simulation.world import FAULTS
 
-pytestmark = pytest.mark.ci
+pytestmark = pytest.mark.soak
 
 MOST_SEEDS = 1500
 GAPS_ARE_BUILT_UPON = next(guard.patch for guard in GUARDS if guard.mutant == "AGapIsBuiltUpon")

@@ -32,6 +32,7 @@ def counts(begins: dict[str, int]) -> dict[str, int]:
     return dict(Counter(word for name, begin in begins.items() for word, _ in ROWS[name][begin:]))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("semantics", [OPAQUE, TRANSACTIONAL])
 @pytest.mark.parametrize("databases", [1, 2])
 def test_a_topology_that_begins_at_the_end_is_exact_from_there(semantics: Semantics, databases: int) -> None:

@@ -1,8 +1,21 @@
-"""Which tests `make test` runs in one process because they share servers, and in which order they begin."""
+"""Which test files each process of `pytest -n` collects and runs.
+
+Whole files are given out, by the time that they took when tests/durations.json was written. Files that share
+servers stand beside each other in one line of all files; the line is cut into pieces that take equally long,
+so a server is started twice only where a cut goes through the files that use it.
+"""
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+from collections.abc import Collection, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import pytest
+
+from durations import ROOT, recorded
+
+NEW_SECONDS: Final = 2.0  # of a file that was never timed
 
 MYSQL = "mysql"
 POSTGRES = "postgres"
@@ -10,21 +23,19 @@ KAFKA = "kafka"
 SERVICES = "services"
 SPARK = "spark"
 
-_LONGEST = (SPARK, SERVICES, KAFKA)
 _ON_KAFKA = ("test_kafka_", "test_embedded_")
 _ON_SPARK = ("spark", "dataframe", "recomputation", "replay", "word_count")
 
 
-def process_of(nodeid: str) -> str:
-    """Return a name; tests of the same name run in one process, one after the other.
+def process_of(file: str) -> str:
+    """Return a name; the files of one name share servers.
 
-    Tests in `integration/` form five groups. Files that end with `_mysql.py` use MariaDB and MySQL, and
+    Files in `integration/` form five groups. Those that end with `_mysql.py` use MariaDB and MySQL, and
     embedded services where drivers run over them; those of `_postgres.py` use a PostgreSQL of their own.
     Those named for Spark share a session, those named for Kafka or the embedded services use no database
-    server, and the others share the remaining services. All other tests are grouped by file: each file of
+    server, and the others share the remaining services. All other files stand alone: each file of
     `acceptance/` starts its own services, and unit tests have none.
     """
-    file = nodeid.partition("::")[0]
     if not file.startswith("tests/integration/"):
         return file
     if file.endswith("_mysql.py"):
@@ -37,9 +48,49 @@ def process_of(nodeid: str) -> str:
     return KAFKA if name.startswith(_ON_KAFKA) else SERVICES
 
 
-def turn_of(nodeid: str) -> int:
-    """Return the order of a test: smaller numbers begin earlier. Unit tests fill the gap at the end."""
-    process = process_of(nodeid)
-    if process in _LONGEST:
-        return _LONGEST.index(process)
-    return len(_LONGEST) + process.startswith("tests/unit/")
+def shares(files: Collection[str], seconds: Mapping[str, float], count: int) -> list[list[str]]:
+    """Return the files of each of `count` processes, in the order in which they run."""
+    took = {file: seconds.get(file, NEW_SECONDS) for file in files}
+    groups: dict[str, float] = {}
+    for file, one in took.items():
+        groups[process_of(file)] = groups.get(process_of(file), 0.0) + one
+    line = sorted(files, key=lambda file: (-groups[process_of(file)], process_of(file), file))
+    found: list[list[str]] = [[] for _ in range(count)]
+    whole, before = sum(took.values()), 0.0
+    for file in line:
+        middle = before + took[file] / 2
+        found[min(int(middle / whole * count), count - 1)].append(file)
+        before += took[file]
+    return found
+
+
+def lane_of(markers: str) -> str:
+    """Return the lane that pytest's `-m` chooses."""
+    return "gate" if "not soak" in markers else "long"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        # A process that took a dead one's place would collect other files than it did.
+        if config.pluginmanager.hasplugin("xdist"):
+            config.option.maxworkerrestart = "0"
+        return
+    number, count = int(config.workerinput["workerid"].removeprefix("gw")), config.workerinput["workercount"]
+    given: dict[str, list[str]] = {}  # file -> what was typed of it
+    for argument in config.args:
+        path = Path(config.invocation_params.dir, argument.partition("::")[0])
+        for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
+            typed = argument if "::" in argument else str(file)
+            given.setdefault(file.resolve().relative_to(ROOT).as_posix(), []).append(typed)
+    times = recorded()[lane_of(config.option.markexpr)]
+    mine = shares(given, {file: took for file, (_, took) in times.items()}, count)[number]
+    config.args = [argument for file in mine for argument in given[file]]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let each process run all that it has collected."""
+    from xdist.scheduler import EachScheduling
+
+    return EachScheduling(config, log)

@@ -31,6 +31,7 @@ def bare_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "TXSTREAM"))}
 
 
+@pytest.mark.soak
 def test_its_own_tests_pass_and_fail_with_the_code(here: Path) -> None:
     assert main(["init", "counts"]) == 0
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

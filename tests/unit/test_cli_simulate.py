@@ -28,6 +28,7 @@ def test_the_word_count_needs_nothing(capsys: pytest.CaptureFixture[str]) -> Non
     assert out.endswith("exact: yes\n")
 
 
+@pytest.mark.soak
 def test_json_has_the_coverage(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, FACTORY, "--schedules", "5", "--seed", "7", "--json")
     document = json.loads(out)
@@ -65,6 +66,7 @@ def test_rows_come_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert status == 0
 
 
+@pytest.mark.soak
 def test_what_shows_nothing_ends_with_status_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"account": "anna", "amount": 5}\n')
@@ -108,6 +110,7 @@ def test_what_cannot_be_meant_is_a_usage_error(capsys: pytest.CaptureFixture[str
     assert "cannot be read" in usage(capsys, FACTORY, "--replay", str(tmp_path / "none.json"))
 
 
+@pytest.mark.soak
 def test_a_non_transactional_topology_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
     arguments: list[Any] = [FACTORY, "-p", "semantics=non-transactional", "--schedules", "20"]
     status, out, _ = run(capsys, *arguments)

@@ -434,6 +434,7 @@ def test_records_are_rows_without_the_products_reader() -> None:
             _row(KafkaSource("t", value_format="json", schema=wrong), record)
 
 
+@pytest.mark.soak
 def test_a_source_that_only_reads_itself_has_no_fold() -> None:
     assert folded_truth(counts(), Settings(), {}) is None
     with pytest.raises(NotDeterministicError, match="component 'split' emitted other tuples"):

@@ -108,10 +108,12 @@ def test_whatever_is_not_deterministic_is_named_with_its_input() -> None:
         assert re.search(rf"; {WHY}\. The input was \(u(\d), \1\) of 'rows'", told), told
 
 
+@pytest.mark.soak
 def test_whatever_is_deterministic_passes() -> None:
     assert told_of(RIGHT) == []
 
 
+@pytest.mark.soak
 def test_a_bolt_that_remembers_the_batch_before_is_found() -> None:
     with pytest.raises(SimulationError, match="component 'split' emitted other tuples for the same input"):
         simulate(counts(simulated.OnlyNewWords))
@@ -135,6 +137,7 @@ def test_the_check_comes_first_in_a_simulation() -> None:
     assert str(report.to_document()["not_deterministic"]).startswith("component 'minute'")
 
 
+@pytest.mark.soak
 def test_bolts_that_keep_to_the_rules_pass() -> None:
     check(counts(committer=simulated.Adds))
     check(tops())  # it depends on how batches are cut
@@ -178,6 +181,7 @@ def ordered(below: Any) -> Topology:
     return builder.build()
 
 
+@pytest.mark.soak
 def test_another_order_is_a_mistake_only_where_a_table_depends_on_it() -> None:
     check(ordered(None))
     with pytest.raises(

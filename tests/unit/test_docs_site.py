@@ -101,7 +101,7 @@ class Page(HTMLParser):
                 self.links.append(value)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_the_site_is_built_without_a_warning_and_every_link_in_it_leads_somewhere(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q"]

@@ -54,6 +54,7 @@ def test_wheel_carries_command_types_and_licence(wheel: Path) -> None:
     assert f"def {function}(" in source
 
 
+@pytest.mark.soak
 def test_untracked_files_and_old_builds_do_not_reach_the_wheel(tmp_path: Path, wheel: Path) -> None:
     """Build from a copy of the checkout that has a stale build and a file that git does not know."""
     checkout = copy_tracked(tmp_path / "checkout")

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.processes import KAFKA, MYSQL, POSTGRES, SERVICES, SPARK, process_of, turn_of
+from support.processes import KAFKA, MYSQL, POSTGRES, SERVICES, SPARK, process_of, shares
 
 TESTS = Path(__file__).resolve().parents[1]
 FAMILY = re.compile(r"(own_)?(mariadb|mysql)(_server)?|contract_server")
@@ -34,17 +34,15 @@ def test_by_the_file(nodeid: str, process: str) -> None:
     assert process_of(nodeid) == process
 
 
-def test_the_longest_begin() -> None:
-    files = [
-        "unit/test_rows",
-        "acceptance/test_demo",
-        "integration/test_leadership",
-        "integration/test_spark_x",
-    ]
-    assert sorted(files, key=lambda file: turn_of(f"tests/{file}.py::test_it")) == [
-        *files[:1:-1],
-        *files[1::-1],
-    ]
+def test_processes_get_whole_files_that_take_equally_long_and_servers_stay_together() -> None:
+    spark = [f"tests/integration/test_{n}_on_spark.py" for n in "ab"]
+    others = [f"tests/unit/test_{n:02}.py" for n in range(20)]
+    seconds = {**dict.fromkeys(spark, 10.0), **dict.fromkeys(others, 1.0)}
+    assert shares([*others, *spark], seconds, 2) == [spark, others]
+    three = shares([*others, *spark], seconds, 3)
+    assert [file for share in three for file in share] == [*spark, *others]
+    assert [len(share) for share in three] == [1, 5, 16]  # 10, 14 and 16 of 40 seconds
+    assert shares(["tests/unit/test_new.py"], {}, 3).count([]) == 2
 
 
 def test_no_module_needs_servers_of_several() -> None:

@@ -127,7 +127,7 @@ def test_each_peer_is_installed_once_in_an_environment_of_its_own(tmp_path: Path
 
 def test_check_does_lint_format_types_and_tests() -> None:
     planned = make("--dry-run", "check", f"VENV={sys.prefix}").stdout
-    commands = ["ruff check", "ruff format --check", "tools/check_types.py", "-m pytest"]
+    commands = ["ruff check", "ruff format --check", "tools/check_types.py", "tools/lanes.py gate"]
     places = [planned.index(command) for command in commands]
     assert places == sorted(places)
 
@@ -295,10 +295,12 @@ def test_what_failed_is_written_with_its_first_failure(tmp_path: Path) -> None:
         "def test_b():\n    pass\n"
     )
     for processes in ([], ["-p", "xdist", "-n", "1"]):
-        report = tmp_path / f"failures-{len(processes)}.json"
-        pytest_of(tmp_path, tests, "-p", "support.failures", f"--failures-to={report}", *processes)
+        report = tmp_path / f"report-{len(processes)}.json"
+        pytest_of(tmp_path, tests, "-p", "support.run_report", f"--report-to={report}", *processes)
         written = json.loads(report.read_text(encoding="utf-8"))
         assert written["status"] == 1
+        ((file, (cases, seconds)),) = written["files"].items()
+        assert (file.endswith("test_it.py"), cases, seconds > 0) == (True, 3, True)
         one, two = written["failed"].items()
         assert one[0].endswith("test_it.py::test_a[1]")
         assert "taken down" in one[1]

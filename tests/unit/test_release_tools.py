@@ -50,7 +50,7 @@ def test_a_step_that_fails_says_what_it_printed(tmp_path: Path) -> None:
         release._run(["sh", "-c", "echo no room >&2; exit 3"], tmp_path, "the demo")
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_the_wheel_that_is_built_from_the_sdist_is_complete_and_its_metadata_passes(tmp_path: Path) -> None:
     wheel, sdist = release.build(tmp_path, isolated=False)
     with zipfile.ZipFile(wheel) as archive:

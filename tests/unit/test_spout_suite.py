@@ -29,7 +29,7 @@ from txstream.testing.spout import (
 )
 from txstream.transaction import TransactionAttempt
 
-pytestmark = pytest.mark.ci
+pytestmark = pytest.mark.soak
 
 CHECKS = {check.name: check for check in spout_checks()}
 # A process for each source would take longer than all the other checks.

@@ -19,7 +19,7 @@ from txstream.state.store.memory import forget
 from txstream.testing import StateConformanceError, check_state_backend, state_checks
 from txstream.testing.state.trial import Terms
 
-pytestmark = pytest.mark.ci
+pytestmark = pytest.mark.soak
 
 CHECKS = {check.name: check for check in state_checks()}
 PAIRS = [
