@@ -18,6 +18,7 @@ from txstream.api.topology import Topology
 from txstream.batch_metas import BatchMetas, MetaCodec, alone_in
 from txstream.coordinator import EmitBatch, Phase
 from txstream.dead_letters import DeadLetter, Excluded
+from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.batch.sought import Sought, is_sought
 from txstream.engine.commit.committer import BatchCommitter, Prepared, ProcessedBatch
@@ -33,6 +34,9 @@ from txstream.transaction import TransactionAttempt, Txid
 from txstream.wording import counted
 
 log = logging.getLogger(__name__)
+
+_MOST_FOUND = 10
+"""By each Spark task that looks for the record at which a run has ended: when many fail, it is the code."""
 
 
 class _Processed(NamedTuple):
@@ -215,6 +219,12 @@ class Processing:
         Raises as an attempt fails."""
         processed = self._process(attempt, metas, is_checked=True, is_rehearsed=in_stores)
         self.release(processed.result)
+
+    def find(
+        self, attempt: TransactionAttempt, metas: BatchMetas[Any], seconds: float
+    ) -> Sequence[FailingRecord]:
+        """Return some records of a batch that fail by themselves, as far as workers can tell."""
+        return self._runner.find(attempt, [metas], most=_MOST_FOUND, seconds=seconds)
 
     def seek(
         self, attempt: TransactionAttempt, metas: BatchMetas[Any], sought: Sought, seconds: float

@@ -113,6 +113,7 @@ class BatchTier(Tier[EventLoop]):
             lambda part: processing.rehearse(another(), part, in_stores=in_stores),
             lambda seconds: sought and processing.seek(another(), metas, sought, seconds),
             lambda: processing.cancel(tried[-1]),
+            lambda seconds: processing.find(another(), metas, seconds),
         )
         name_record(error, metas, trials, in_commit=error.component in later)
 
