@@ -228,7 +228,7 @@ def _shape(error: TxstreamError) -> str:
     return " ".join([*_NAMES.findall(told), _VALUES.sub("", told)])
 
 
-def _halves(found: Ranges) -> list[Ranges]:
+def _halves(found: Ranges) -> Sequence[Ranges]:
     """Return halves with the older records first: of several that fail alike, the first record is named."""
     parts = [*halves(found, exact=True)]
     return parts if len(found) > 1 else parts[::-1]
