@@ -210,10 +210,10 @@ def test_workers_are_not_asked_for_what_a_state_refuses() -> None:
 
 
 def test_what_the_commit_phase_failed_at_is_sought() -> None:
-    found: BatchMetas[Any] = BatchMetas({"t/3": MemoryRange(150, 151)})
+    found = [FailingRecord("t/3", 150, BoltError("it is made"))]
     asked: list[float] = []
 
-    def seek(seconds: float) -> BatchMetas[Any]:
+    def seek(seconds: float) -> Sequence[FailingRecord]:
         asked.append(seconds)
         return found
 
@@ -248,7 +248,7 @@ def test_nobody_waits_for_long() -> None:
 
 
 def test_a_search_that_breaks_leaves_the_error_as_it_was() -> None:
-    def broken(_seconds: float) -> None:
+    def broken(_seconds: float) -> Sequence[FailingRecord]:
         raise RuntimeError("the search itself")
 
     error = BoltError("it fails")

@@ -46,12 +46,11 @@ Ranges = Mapping[str, Any]
 class Trials:
     """What a search may do; none of it is committed. `attempt` does to a part of the batch what was done to
     all of it, and raises how it fails. `find` returns, within about so many seconds, records that fail by
-    themselves in the workers. `seek` returns, likewise, a record that makes the tuple, or one with the key,
-    at which the commit phase failed; None if there is none. `give_up`, called from another thread, ends what
-    is under way."""
+    themselves in the workers; `seek` those that make the tuple, or one with the key, at which the commit
+    phase failed. `give_up`, called from another thread, ends what is under way."""
 
     attempt: Callable[[BatchMetas[Any]], object]
-    seek: Callable[[float], BatchMetas[Any] | None] = lambda _seconds: None
+    seek: Callable[[float], Sequence[FailingRecord]] = lambda _seconds: ()
     give_up: Callable[[], object] = lambda: None
     find: Callable[[float], Sequence[FailingRecord]] = lambda _seconds: ()
 
@@ -132,9 +131,8 @@ class _Search:
         return f"the records were {_shown(found)}{why}"
 
     def _seek(self) -> None:
-        found = self._trials.seek(self._seconds)
-        if found is not None:
-            self._take(found.partitions)
+        for one in self._trials.seek(self._seconds)[:1]:
+            self._take_record(one)
             self._is_sought = True
 
     def _is_found_by_workers(self) -> bool:
@@ -148,7 +146,7 @@ class _Search:
         # Another record may fail in a similar way, but the error tells of one.
         same = next((one for one in found if _alike(self._error, one.error) == _EQUAL), None)
         if same is not None:
-            self._take(alone_in(self._metas, Excluded(same.partition, same.offset, "", "")).partitions)
+            self._take_record(same)
         return same is not None
 
     def _look(self) -> None:
@@ -196,6 +194,9 @@ class _Search:
             self._fails_otherwise |= likeness == _OTHER
             return likeness
         return _OTHER
+
+    def _take_record(self, one: FailingRecord) -> None:
+        self._take(alone_in(self._metas, Excluded(one.partition, one.offset, "", "")).partitions)
 
     def _take(self, part: Ranges) -> None:
         with self._lock:
