@@ -9,7 +9,7 @@ import pyarrow as pa
 from txstream.api.bolts import MergeableBolt, OutputFieldsDeclarer
 from txstream.api.errors import TopologyError
 from txstream.api.reducers import Count, Reducer
-from txstream.api.tuples import Chunk, Tuple
+from txstream.api.tuples import Chunk, Tuple, one_row
 from txstream.folding import Fold, bound, check_reducers
 
 
@@ -39,9 +39,7 @@ class ReduceBolt(MergeableBolt):
         self.fold = Fold(self.keys, self.reducers, pa.schema(fields))
 
     def execute(self, tup: Tuple) -> None:
-        self.execute_chunk(
-            Chunk(tup._chunk.batch.slice(tup._row, 1), tup.source_component, tup.source_stream)
-        )
+        self.execute_chunk(one_row(tup._chunk, tup._row))
 
     def execute_chunk(self, chunk: Chunk) -> None:
         self.fold.add(chunk.batch)

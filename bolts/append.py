@@ -12,7 +12,7 @@ from txstream.api.errors import StateValueError, TopologyError
 from txstream.api.reducers import Put
 from txstream.api.schema import format_type
 from txstream.api.state import SqlTable
-from txstream.api.tuples import Chunk, Tuple
+from txstream.api.tuples import Chunk, Tuple, one_row
 from txstream.bolts.sql import holds
 from txstream.retention import refuse_late
 from txstream.row_fold import RowFold
@@ -78,9 +78,7 @@ class SqlAppendBolt(StateCommitter):
             declarer.input_field(name)
 
     def execute(self, tup: Tuple) -> None:
-        self.execute_chunk(
-            Chunk(tup._chunk.batch.slice(tup._row, 1), tup.source_component, tup.source_stream)
-        )
+        self.execute_chunk(one_row(tup._chunk, tup._row))
 
     def execute_chunk(self, chunk: Chunk) -> None:
         for name in self.state.key_names:
@@ -98,7 +96,7 @@ class SqlAppendBolt(StateCommitter):
 
     def _refuse(self, chunk: Chunk, wrong: pa.Array, what: str, got: str) -> None:
         row = pc.index(wrong, pa.scalar(True)).as_py()
-        found = next(iter(Chunk(chunk.batch.slice(row, 1), chunk.source_component).tuples()))
+        found = next(one_row(chunk, row).tuples())
         raise StateValueError(
             f"{what} of table {self.state.table!r} got {got}, in {found!r}; filter such tuples out before "
             f"the table"

@@ -12,7 +12,7 @@ from txstream.api.errors import StateValueError, TopologyError
 from txstream.api.reducers import Count, Custom, Reducer, Sum
 from txstream.api.schema import format_type
 from txstream.api.state import SqlState, SqlTable
-from txstream.api.tuples import Chunk, Tuple
+from txstream.api.tuples import Chunk, Tuple, one_row
 from txstream.folding import bound, check_reducers, new_fold
 from txstream.retention import refuse_late
 
@@ -72,9 +72,7 @@ class SqlStateBolt(StateCommitter):
             )
 
     def execute(self, tup: Tuple) -> None:
-        self.execute_chunk(
-            Chunk(tup._chunk.batch.slice(tup._row, 1), tup.source_component, tup.source_stream)
-        )
+        self.execute_chunk(one_row(tup._chunk, tup._row))
 
     def execute_chunk(self, chunk: Chunk) -> None:
         for name in self.state.key_names:
@@ -104,7 +102,7 @@ class SqlStateBolt(StateCommitter):
 
     def _refuse(self, chunk: Chunk, wrong: pa.Array, what: str, got: str, remedy: str) -> None:
         row = pc.index(wrong, pa.scalar(True)).as_py()
-        found = next(iter(Chunk(chunk.batch.slice(row, 1), chunk.source_component).tuples()))
+        found = next(one_row(chunk, row).tuples())
         raise StateValueError(f"{what} of table {self.state.table!r} got {got}, in {found!r}; {remedy}")
 
     def deltas(self) -> pa.Table:

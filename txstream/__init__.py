@@ -6,8 +6,9 @@ needs only the contracts and Arrow, imports no database, ZooKeeper or Spark libr
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from txstream.lazy_names import home_of, lazily
 
 __version__ = "0.1.0"
 
@@ -210,20 +211,10 @@ _HOMES = {
     "txstream.state.store.backend": ("StoreBackend",),
     "txstream.transaction": ("TransactionAttempt",),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_HOME_OF = home_of(_HOMES)
 
 __all__ = [
     "__version__",
     *sorted(_HOME_OF),
 ]
-
-
-def __getattr__(name: str) -> Any:
-    module = _HOME_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module 'txstream' has no attribute {name!r}")
-    return getattr(importlib.import_module(module), name)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__ = lazily(__name__, _HOME_OF, __all__)

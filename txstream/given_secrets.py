@@ -18,9 +18,10 @@ from txstream.api.errors import UsageError
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 # In a URL: user and password, and what follows the question mark.
 _QUOTED = re.compile(r"(?<=://)[^/?#]*(?=@)|(?<=\?).*")
-# The password in a URL, as SQLAlchemy reads it; and an option in it. `(?!\d+/)`: a port and a path with an @.
+# The password in a URL, as SQLAlchemy reads it, and an option in it. Digits and a slash may begin a password;
+# in a URL of the web they are a port and a path. No parser, because all else must stay as it is typed.
 _IN_URL = re.compile(
-    r"(?<=://)[^/:@?]*:(?!\d+/)(?P<password>[^@]+)(?=@)"
+    r"(?<=://)(?!(?:(?<=http://)|(?<=https://))[^/:@?]*:\d+/)[^/:@?]*:(?P<password>[^@]+)(?=@)"
     r"|[?&][\w.-]*(?:password|passwd|passphrase|pwd|secret|token)[\w.-]*=(?P<option>[^&]+)",
     re.IGNORECASE,
 )

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from txstream.api.errors import PartitionUnavailableError
+from txstream.api.schema import parse_schema
 from txstream.api.spouts import (
     PartitionCoordinator,
     PartitionedSpout,
@@ -73,6 +74,14 @@ class MemoryLog:
         return {partition: Range(0, len(rows)) for partition, rows in self.partitions.items()}
 
 
+def in_columns(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    """Return a record batch of rows."""
+    columns = [
+        pa.array(values, column.type) for values, column in zip(zip(*rows, strict=True), schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
 class MemorySource(PartitionedSpout[Range]):
     """`chunk` rows make one Arrow batch."""
 
@@ -124,11 +133,7 @@ class MemoryCoordinator(PartitionCoordinator[Range]):
 class MemoryEmitter(PartitionEmitter[Range]):
     def __init__(self, log: MemoryLog, source: MemorySource) -> None:
         self.log = log
-        self.schema = pa.schema([pa.field("value", pa.string())])
-        if source.output != "value string":
-            from txstream.api.schema import parse_schema
-
-            self.schema = parse_schema(source.output)
+        self.schema = parse_schema(source.output)
         self.chunk = source.chunk
         log.opened += 1
 
@@ -141,12 +146,7 @@ class MemoryEmitter(PartitionEmitter[Range]):
         if len(self.schema) == 1:
             rows = [(row,) for row in rows]
         for at in range(0, len(rows), self.chunk):
-            columns = list(zip(*rows[at : at + self.chunk], strict=True))
-            arrays = [
-                pa.array(values, type=column.type)
-                for values, column in zip(columns, self.schema, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            yield in_columns(rows[at : at + self.chunk], self.schema)
 
     def close(self) -> None:
         self.log.closed += 1

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from support.inmemory import Range
 from txstream.api.errors import DataLostError, PartitionUnavailableError
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import (
@@ -48,20 +49,9 @@ class LineLog:
         return int(first.read_text()) if first.exists() else 0
 
 
-@dataclass(frozen=True, slots=True)
-class LineRange:
+@dataclass(frozen=True)
+class LineRange(Range):
     """Lines `start` to `end` - 1."""
-
-    start: int
-    end: int
-
-    @property
-    def records(self) -> int:
-        return self.end - self.start
-
-    @property
-    def is_empty(self) -> bool:
-        return self.start == self.end
 
 
 def place(partition: str, last: Mapping[str, LineRange]) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from support.inmemory import CONTEXT, Range
+from support.inmemory import CONTEXT, Range, in_columns
 from txstream.api.bolts import BasicBolt, BatchBolt, Committer, OutputCollector, OutputFieldsDeclarer
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import PartitionUnavailableError
@@ -106,11 +106,7 @@ class NotedEmitter(PartitionEmitter[Range]):
             )
         for start in range(meta.start, meta.end, 50):
             rows = [self.source.rows(partition, i) for i in range(start, min(start + 50, meta.end))]
-            columns = [
-                pa.array(values, column.type)
-                for values, column in zip(zip(*rows, strict=True), self.schema, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+            yield in_columns(rows, self.schema)
 
 
 def dies(partition: str, number: int) -> tuple[Any, ...]:

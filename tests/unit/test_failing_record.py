@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from txstream.api.errors import BatchFailedError, BoltError, StateValueError, TxstreamError
+from txstream.api.errors import (
+    BatchFailedError,
+    BoltError,
+    ServiceUnavailableError,
+    StateValueError,
+    TxstreamError,
+)
 from txstream.api.tuples import Chunk
 from txstream.batch_metas import BatchMetas, halves
 from txstream.engine.batch.executor_failures import Failure, describe
+from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.loop.failing_record import SECONDS, Trials, name_record
 from txstream.spouts.files import FileRange
 from txstream.spouts.memory import MemoryRange
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
+
+Find = Callable[[float], Sequence[FailingRecord]]
 
 METAS: BatchMetas[Any] = BatchMetas({f"t/{number}": MemoryRange(100, 200) for number in range(12)})
 
@@ -165,11 +175,45 @@ def test_bolts_of_the_commit_phase_are_not_tried() -> None:
     assert source.parts == 0
 
 
-def test_what_the_commit_phase_failed_at_is_sought() -> None:
-    found: BatchMetas[Any] = BatchMetas({"t/3": MemoryRange(150, 151)})
+def test_workers_are_asked_first_and_only_the_very_error_counts() -> None:
+    def broken(_seconds: float) -> Sequence[FailingRecord]:
+        raise ServiceUnavailableError("a broker is away")
+
+    told = "txid 5 attempt 1.2, component 'b', task {}: ValueError: no, while processing Tuple(n={})"
+    similar, same = (FailingRecord("t/3", 150, BoltError(told.format(3, n))) for n in (5, 7))
+    cases: list[tuple[Find, bool]] = [
+        (lambda _: [similar, same._replace(partition="t/8")], True),
+        (lambda _: [similar], False),
+        (lambda _: [], False),
+        (broken, False),
+    ]
+    for find, is_found in cases:
+        source = Source(BoltError(told.format(0, 7)), ("t/8", 150))
+        error = BoltError(told.format(0, 7))
+        name_record(error, METAS, Trials(source.process, find=find))
+        assert error.record == "the record is at offset 150 of partition t/8"
+        assert (source.parts == 0) is is_found
+
+
+def test_workers_are_not_asked_for_what_a_state_refuses() -> None:
     asked: list[float] = []
 
-    def seek(seconds: float) -> BatchMetas[Any]:
+    def find(seconds: float) -> Sequence[FailingRecord]:
+        asked.append(seconds)
+        return [FailingRecord("t/3", 1, StateValueError("it fails"))]
+
+    for kind, times in ((StateValueError, 0), (BoltError, 1)):
+        name_record(
+            kind("it fails"), METAS, Trials(Source(kind("it fails"), ("t/10", 137)).process, find=find)
+        )
+        assert asked == [SECONDS / 2] * times
+
+
+def test_what_the_commit_phase_failed_at_is_sought() -> None:
+    found = [FailingRecord("t/3", 150, BoltError("it is made"))]
+    asked: list[float] = []
+
+    def seek(seconds: float) -> Sequence[FailingRecord]:
         asked.append(seconds)
         return found
 
@@ -204,7 +248,7 @@ def test_nobody_waits_for_long() -> None:
 
 
 def test_a_search_that_breaks_leaves_the_error_as_it_was() -> None:
-    def broken(_seconds: float) -> None:
+    def broken(_seconds: float) -> Sequence[FailingRecord]:
         raise RuntimeError("the search itself")
 
     error = BoltError("it fails")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+from hypothesis import assume, example, given, settings, strategies as st
 from pyspark import SparkConf
 from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
 
 from txstream.api.errors import UsageError
 from txstream.cli.parameters import keyword_arguments, spark_settings
@@ -101,6 +105,20 @@ def test_a_password_is_found(text: str) -> None:
     public = without_passwords(text)
     assert "hush" not in public
     assert "${PASSWORD}" in public
+
+
+@settings(max_examples=300, deadline=None)
+@example("12/34", False)
+@given(st.text(st.characters(codec="ascii", categories=["L", "N", "P", "S"]), min_size=1), st.booleans())
+def test_what_sqlalchemy_takes_for_a_password_is_found(password: str, is_quoted: bool) -> None:
+    """It judges by its own parser, for any spelling. Digits before a slash look like a port."""
+    text = f"postgresql://me:{quote(password, safe='') if is_quoted else password}@host:5432/db"
+    try:
+        found = make_url(text)
+    except (ArgumentError, ValueError):
+        return
+    assume(found.password and not re.fullmatch(r"\$\{\w+\}", found.password))
+    assert make_url(without_passwords(text)) == found.set(password="${PASSWORD}")
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.tracked import Lines
 
 import txstream
-from txstream import BasicBolt, BatchBolt, RichBolt, Spout, TopologyBuilder, Tuple
+from txstream import BasicBolt, BatchBolt, RichBolt, TopologyBuilder, Tuple
 from txstream.spouts.memory import MemorySpout
-
-
-class Lines(Spout):
-    output = "line string"
-
-    def open(self, context: txstream.SpoutContext, collector: txstream.SpoutCollector) -> None:
-        self.collector = collector
-
-    def next_tuple(self) -> None:
-        """Nothing yet."""
 
 
 class Split(RichBolt):

@@ -121,3 +121,8 @@ class Tuple:
     def source_task(self) -> int:
         """The index of the task that emitted this tuple, within the source component."""
         return self._chunk.source_task
+
+
+def one_row(chunk: Chunk, row: int) -> Chunk:
+    """Return the chunk of this tuple alone, so that no other becomes a Python object."""
+    return Chunk(chunk.batch.slice(row, 1), chunk.source_component, chunk.source_stream, chunk.source_task)

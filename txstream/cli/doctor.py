@@ -12,7 +12,7 @@ import typer
 
 from txstream.cli.context import Cli
 from txstream.cli.factory import imported_by, load_topology, shipped_module, user_code_prints_to_stderr
-from txstream.cli.options import FactoryArguments, command
+from txstream.cli.options import FactoryArguments, PyFiles, SparkConf, command
 from txstream.cli.parameters import spark_settings
 from txstream.cli.tables import escaped
 from txstream.engine.spark.log import writable_spark_log
@@ -34,13 +34,8 @@ def doctor(
         typer.Argument(metavar="[MODULE:FACTORY]", help="A function that returns a topology."),
     ] = None,
     parameter: FactoryArguments = None,
-    py_files: Annotated[
-        list[Path] | None,
-        typer.Option("--py-files", metavar="FILE", help="A .py or .zip for the executors; may be repeated."),
-    ] = None,
-    spark_conf: Annotated[
-        list[str] | None, typer.Option("--spark-conf", metavar="KEY=VALUE", help="A setting of Spark.")
-    ] = None,
+    py_files: PyFiles = None,
+    spark_conf: SparkConf = None,
     no_spark: Annotated[bool, typer.Option("--no-spark", help="Start no Spark and ask no executor.")] = False,
 ) -> int:
     """Look at all that a run needs, and say what mends it.

@@ -34,6 +34,13 @@ FactoryArguments = Annotated[
     list[str] | None,
     typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="An argument of FACTORY."),
 ]
+PyFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--py-files", metavar="FILE", help="A .py or .zip for the executors; may be repeated."),
+]
+SparkConf = Annotated[
+    list[str] | None, typer.Option("--spark-conf", metavar="KEY=VALUE", help="A setting of Spark.")
+]
 
 _MANNERS: dict[str, Any] = {
     "debug": (Annotated[bool, typer.Option("--debug", help="Show tracebacks.")], False),

@@ -28,7 +28,7 @@ from txstream.cli.code import remember_code
 from txstream.cli.context import Cli, print_error
 from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
 from txstream.cli.logs import JsonLines, library_log, write_as_json
-from txstream.cli.options import Factory, FactoryArguments, check_id, command
+from txstream.cli.options import Factory, FactoryArguments, PyFiles, SparkConf, check_id, command
 from txstream.cli.parameters import spark_settings
 from txstream.engine.spark.log import prune_logs, spark_log
 from txstream.ledger_retention import Keep
@@ -82,13 +82,8 @@ def run(
             "[env: TXSTREAM_STANDBY]",
         ),
     ] = None,
-    py_files: Annotated[
-        list[Path] | None,
-        typer.Option("--py-files", metavar="FILE", help="A .py or .zip for the executors; may be repeated."),
-    ] = None,
-    spark_conf: Annotated[
-        list[str] | None, typer.Option("--spark-conf", metavar="KEY=VALUE", help="A setting of Spark.")
-    ] = None,
+    py_files: PyFiles = None,
+    spark_conf: SparkConf = None,
     session_timeout: Annotated[
         float,
         typer.Option(

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 state = typer.Typer(help="Look at state tables.", no_args_is_help=True)
 
 Table = Annotated[str, typer.Argument(metavar="TABLE", help="One of its state tables.")]
+Key = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="KEY", help="One per key column; dates and times in ISO 8601, binary as hexadecimal."
+    ),
+]
 In = Annotated[
     str | None,
     typer.Option(
@@ -60,12 +66,7 @@ def get(
     cli: Cli,
     topology_id: Id,
     table: Table,
-    key: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="KEY", help="One per key column; dates and times in ISO 8601, binary as hexadecimal."
-        ),
-    ],
+    key: Key,
     place: In = None,
 ) -> int:
     """Show one row of a state table. With its txid, and the value that it had before."""

@@ -10,7 +10,7 @@ import typer
 from txstream.cli.code import Parameters, Target, find_code, running
 from txstream.cli.context import Cli
 from txstream.cli.options import Id, command
-from txstream.cli.state import Table
+from txstream.cli.state import Key, Table
 from txstream.cli.tables import escaped, quoted
 from txstream.inspect.json_documents import document, plain_value
 from txstream.wording import counted
@@ -27,12 +27,7 @@ def why(
     cli: Cli,
     topology_id: Id,
     table: Table,
-    key: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="KEY", help="One per key column; dates and times in ISO 8601, binary as hexadecimal."
-        ),
-    ],
+    key: Key,
     target: Target = None,
     parameter: Parameters = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most so many parts.", min=1)] = 20,

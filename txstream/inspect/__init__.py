@@ -7,8 +7,9 @@ Names are loaded when first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from txstream.lazy_names import home_of, lazily
 
 if TYPE_CHECKING:
     from txstream.inspect.databases import UnknownTopologyError as UnknownTopologyError
@@ -94,17 +95,7 @@ _HOMES = {
     "txstream.inspect.replaying": ("BatchReplay", "Replay", "ReplayChange", "TableReplay", "replay"),
     "txstream.inspect.tables": ("diff", "get", "states", "top"),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_HOME_OF = home_of(_HOMES)
 
 __all__ = sorted(_HOME_OF)
-
-
-def __getattr__(name: str) -> Any:
-    module = _HOME_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module 'txstream.inspect' has no attribute {name!r}")
-    return getattr(importlib.import_module(module), name)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__ = lazily(__name__, _HOME_OF, __all__)

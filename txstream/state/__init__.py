@@ -5,9 +5,9 @@ Stores of get and put are loaded when first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from txstream.lazy_names import home_of, lazily
 from txstream.state.backend import StateBackend
 from txstream.state.commit_protocol import StateTransaction, TopologyStates
 from txstream.state.records import (
@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from txstream.state.store.layout import Transaction
     from txstream.state.store.memory import MemoryBackend
 
-_STORES = {"StoreBackend": "backend", "Transaction": "layout", "MemoryBackend": "memory"}
+_HOME_OF = home_of(
+    {
+        "txstream.state.store.backend": ("StoreBackend",),
+        "txstream.state.store.layout": ("Transaction",),
+        "txstream.state.store.memory": ("MemoryBackend",),
+    }
+)
 
 __all__ = [
     "AnswerLostError",
@@ -49,9 +55,4 @@ __all__ = [
     "place_of",
     "register_backend",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _STORES:
-        raise AttributeError(f"module 'txstream.state' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"txstream.state.store.{_STORES[name]}"), name)
+__getattr__, __dir__ = lazily(__name__, _HOME_OF, __all__)

@@ -9,8 +9,9 @@ None of this needs pytest. A module is loaded only when it is used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from txstream.lazy_names import home_of, lazily
 
 if TYPE_CHECKING:
     from txstream.engine.batch.recorded_calls import (
@@ -92,17 +93,7 @@ _HOMES = {
     "txstream.testing.topology": ("TopologyTest",),
     "txstream.testing.tracked": ("TrackedTest",),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_HOME_OF = home_of(_HOMES)
 
 __all__ = sorted(_HOME_OF)
-
-
-def __getattr__(name: str) -> Any:
-    module = _HOME_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module 'txstream.testing' has no attribute {name!r}")
-    return getattr(importlib.import_module(module), name)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__ = lazily(__name__, _HOME_OF, __all__)

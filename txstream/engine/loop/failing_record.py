@@ -1,7 +1,8 @@
 """Names the record at which a batch fails, once the batch's error has ended the run.
 
-Its ranges are tried again in halves, as long as one half fails in the same way, down to a single record.
-Where no half fails but the whole does, several records fail together, and a small range of them is sought.
+First the workers look for it, in one job (`record_search`). What they cannot find, such as what a database
+refuses, is sought by trials that are jobs: halves of the ranges, as long as one fails in the same way. Where
+no half fails but the whole does, several records fail together, and a small range of them is sought.
 
 Invariants. Nothing of a trial is committed, and a batch that does not end the run costs nothing. A search
 ends in time, whatever user code or a database does, and never takes the place of the run's own error. What
@@ -14,14 +15,17 @@ import dataclasses
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from txstream.api.errors import BoltError, StateValueError, TupleError, TxstreamError
-from txstream.batch_metas import BatchMetas, is_numbered, until
-from txstream.engine.loop.retry_policy import reason_of
+from txstream.batch_metas import BatchMetas, alone_in, halves, is_numbered, until
+from txstream.dead_letters import Excluded
+from txstream.engine.batch.record_search import FailingRecord
+from txstream.engine.loop.retry_policy import reason_of, reason_without_data
 from txstream.wording import counted, in_order
 
 log = logging.getLogger(__name__)
@@ -41,13 +45,14 @@ Ranges = Mapping[str, Any]
 @dataclass(frozen=True)
 class Trials:
     """What a search may do; none of it is committed. `attempt` does to a part of the batch what was done to
-    all of it, and raises how it fails. `seek` returns, within about so many seconds, a record that makes the
-    tuple, or one with the key, at which the commit phase failed; None if there is none. `give_up`, called
-    from another thread, ends what is under way."""
+    all of it, and raises how it fails. `find` returns, within about so many seconds, records that fail by
+    themselves in the workers; `seek` those that make the tuple, or one with the key, at which the commit
+    phase failed. `give_up`, called from another thread, ends what is under way."""
 
     attempt: Callable[[BatchMetas[Any]], object]
-    seek: Callable[[float], BatchMetas[Any] | None] = lambda _seconds: None
+    seek: Callable[[float], Sequence[FailingRecord]] = lambda _seconds: ()
     give_up: Callable[[], object] = lambda: None
+    find: Callable[[float], Sequence[FailingRecord]] = lambda _seconds: ()
 
 
 def name_record(
@@ -96,7 +101,7 @@ class _Search:
 
     def run(self) -> None:
         try:
-            if not self._in_commit:
+            if not self._in_commit and not self._is_found_by_workers():
                 self._look()
             if not self._has_failed and _size(self._found) > 1:
                 self._seek()
@@ -126,15 +131,28 @@ class _Search:
         return f"the records were {_shown(found)}{why}"
 
     def _seek(self) -> None:
-        found = self._trials.seek(self._seconds)
-        if found is not None:
-            self._take(found.partitions)
+        for one in self._trials.seek(self._seconds)[:1]:
+            self._take_record(one)
             self._is_sought = True
 
+    def _is_found_by_workers(self) -> bool:
+        if isinstance(self._error, StateValueError):  # what a state refuses, the driver finds out
+            return False
+        try:
+            found = self._trials.find(self._seconds / 2)
+        except Exception as other:  # noqa: BLE001 - a service that is away, for example; halves may tell
+            log.info("workers could not look for the record: %s", reason_without_data(other, is_output=True))
+            return False
+        # Another record may fail in a similar way, but the error tells of one.
+        same = next((one for one in found if _alike(self._error, one.error) == _EQUAL), None)
+        if same is not None:
+            self._take_record(same)
+        return same is not None
+
     def _look(self) -> None:
-        while (size := _size(self._found)) > 1:
-            middle, alike = size // 2, []
-            for part in (_cut(self._found, 0, middle), _cut(self._found, middle, size)):
+        while parts := _halves(self._found):
+            alike = []
+            for part in parts:
                 alike.append((self._likeness(part), part))
                 if alike[-1][0] == _EQUAL:
                     break
@@ -143,10 +161,11 @@ class _Search:
                 break
             self._take(part)
         whole = self._found
-        if size < 2 or not (self._has_failed or self._likeness(whole)):
+        if not parts or not (self._has_failed or self._likeness(whole)):
             return
         self._take(whole)
         # What fails together begins in the first half and ends in the second.
+        middle, size = _size(parts[0]), _size(whole)
         end = self._fewest(middle, size, lambda records: _cut(whole, 0, records))
         self._fewest(end - middle, end, lambda records: _cut(whole, end - records, end))
         with self._lock:
@@ -155,14 +174,14 @@ class _Search:
 
     def _fewest(self, passing: int, failing: int, part: Callable[[int], Ranges]) -> int:
         """Return the smallest number of records with which the part fails, and take that part."""
-        while failing - passing > 1:
-            records = (passing + failing) // 2
-            if self._likeness(part(records)):
+
+        def fails(records: int) -> bool:
+            is_alike = self._likeness(part(records)) != _OTHER
+            if is_alike:
                 self._take(part(records))
-                failing = records
-            else:
-                passing = records
-        return failing
+            return is_alike
+
+        return bisect_left(range(failing), True, lo=passing + 1, key=fails)
 
     def _likeness(self, part: Ranges) -> int:
         """Try a part. Return how far it fails as the batch did."""
@@ -175,6 +194,9 @@ class _Search:
             self._fails_otherwise |= likeness == _OTHER
             return likeness
         return _OTHER
+
+    def _take_record(self, one: FailingRecord) -> None:
+        self._take(alone_in(self._metas, Excluded(one.partition, one.offset, "", "")).partitions)
 
     def _take(self, part: Ranges) -> None:
         with self._lock:
@@ -205,6 +227,12 @@ def _shape(error: TxstreamError) -> str:
     # The words alone: tasks name their component, the driver does not.
     told = reason_of(error.words or error)
     return " ".join([*_NAMES.findall(told), _VALUES.sub("", told)])
+
+
+def _halves(found: Ranges) -> Sequence[Ranges]:
+    """Return halves with the older records first: of several that fail alike, the first record is named."""
+    parts = [*halves(found, exact=True)]
+    return parts if len(found) > 1 else parts[::-1]
 
 
 def _size(found: Ranges) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 from txstream.api.errors import BatchFailedError, ServiceUnavailableError
 from txstream.api.spouts import PartitionCoordinator
+from txstream.backoff import Backoff
 from txstream.batch_metas import BatchMetas
 from txstream.coordinator import Phase, Plan
 from txstream.engine.batch.sizing import ONE_TASK_RECORDS, planned_records
@@ -37,8 +38,7 @@ log = logging.getLogger(__name__)
 GATHER_SECONDS = 0.1
 """Longer than a small batch takes, and negligible beside a long one."""
 
-_POLL_FIRST_SECONDS = 0.005
-_POLL_LONGEST_SECONDS = 0.15
+_POLL = Backoff(first_seconds=0.01, longest_seconds=0.15)
 _SOURCE = "the source"
 
 
@@ -71,7 +71,7 @@ class Planning:
         self._unreadable = unreadable
         self._pace = pace
         self._log_end = log_end
-        self._poll_seconds = _POLL_FIRST_SECONDS
+        self._idle_polls = 0
         self._planned_at: dict[Txid, datetime] = {}
         self._most_of_partition = most_of_partition
         self._gather_seconds = gather_seconds
@@ -155,11 +155,12 @@ class Planning:
                 return
             self._waiting.end(_SOURCE)
             if metas is None:
-                self._poll_seconds = min(2 * self._poll_seconds, _POLL_LONGEST_SECONDS)
+                self._idle_polls += 1
                 batches.carry_out(coordinator.nothing_to_plan(plan.ticket))
-                batches.workers.after(self._poll_seconds, lambda: batches.carry_out(coordinator.wake()))
+                seconds = _POLL.after(self._idle_polls)
+                batches.workers.after(seconds, lambda: batches.carry_out(coordinator.wake()))
                 return
-            self._poll_seconds = _POLL_FIRST_SECONDS
+            self._idle_polls = 0
             self._planned_at[plan.txid] = datetime.now(UTC)
             records = planned_records(metas)
             self._is_small = self._is_all_there_is(metas, records, limit)

@@ -15,9 +15,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from txstream.api.topology import Topology
-from txstream.batch_metas import BatchMetas, MetaCodec, alone_in
+from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.coordinator import EmitBatch, Phase
-from txstream.dead_letters import DeadLetter, Excluded
+from txstream.dead_letters import DeadLetter
+from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.batch.sought import Sought, is_sought
 from txstream.engine.commit.committer import BatchCommitter, Prepared, ProcessedBatch
@@ -33,6 +34,9 @@ from txstream.transaction import TransactionAttempt, Txid
 from txstream.wording import counted
 
 log = logging.getLogger(__name__)
+
+_MOST_FOUND = 10
+"""By each Spark task that looks for the record at which a run has ended: when many fail, it is the code."""
 
 
 class _Processed(NamedTuple):
@@ -216,14 +220,18 @@ class Processing:
         processed = self._process(attempt, metas, is_checked=True, is_rehearsed=in_stores)
         self.release(processed.result)
 
-    def seek(
-        self, attempt: TransactionAttempt, metas: BatchMetas[Any], sought: Sought, seconds: float
-    ) -> BatchMetas[Any] | None:
-        """Return a record of a batch that by itself makes a tuple for the commit phase, or None."""
-        for one in self._runner.find(attempt, [metas], most=1, seconds=seconds, sought=sought):
-            if is_sought(one.error):
-                return alone_in(metas, Excluded(one.partition, one.offset, "", ""))
-        return None
+    def find(
+        self,
+        attempt: TransactionAttempt,
+        metas: BatchMetas[Any],
+        seconds: float,
+        sought: Sought | None = None,
+    ) -> Sequence[FailingRecord]:
+        """Return some records of a batch that by themselves fail, or make the tuple that is sought for the
+        commit phase, as far as workers can tell."""
+        most = _MOST_FOUND if sought is None else 1
+        found = self._runner.find(attempt, [metas], most=most, seconds=seconds, sought=sought)
+        return [one for one in found if sought is None or is_sought(one.error)]
 
     def _process(
         self,

@@ -111,8 +111,9 @@ class BatchTier(Tier[EventLoop]):
         sought = _sought(self.topology, error) if later else None
         trials = Trials(
             lambda part: processing.rehearse(another(), part, in_stores=in_stores),
-            lambda seconds: sought and processing.seek(another(), metas, sought, seconds),
+            lambda seconds: processing.find(another(), metas, seconds, sought) if sought else (),
             lambda: processing.cancel(tried[-1]),
+            lambda seconds: processing.find(another(), metas, seconds),
         )
         name_record(error, metas, trials, in_commit=error.component in later)
 

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from txstream.backoff import Backoff
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.loop.operator_changes import Judgement
 from txstream.engine.loop.operator_requests import Operators
@@ -27,8 +28,7 @@ from txstream.zookeeper import TREES, Kind, Request
 
 log = logging.getLogger(__name__)
 
-_IDLE_FIRST_SECONDS = 0.001
-_IDLE_LONGEST_SECONDS = 0.05
+_IDLE = Backoff(first_seconds=0.001, longest_seconds=0.05)
 _NOTE_SECONDS = 2.0
 # A source without an end has caught up once it has had nothing for this long.
 _QUIET_SECONDS = 1.0
@@ -56,7 +56,7 @@ class Turns:
         self._ends = False
         self._is_active = False
         self._drained_by: float | None = None
-        self._idle_seconds = _IDLE_FIRST_SECONDS
+        self._idle_turns = 0
         self._not_before = 0.0
         self._quiet_since: float | None = None
         # By spout that waits: when to show its words next.
@@ -140,11 +140,11 @@ class Turns:
         if self._ends:
             return
         if emitted:
-            self._idle_seconds = _IDLE_FIRST_SECONDS
+            self._idle_turns = 0
             self.workers.post(self._turn)
         else:
-            self.workers.after(self._idle_seconds, self._turn)
-            self._idle_seconds = min(2 * self._idle_seconds, _IDLE_LONGEST_SECONDS)
+            self._idle_turns += 1
+            self.workers.after(_IDLE.after(self._idle_turns), self._turn)
 
     def _look_round(self) -> bool:
         """Do what there is to do now. Return whether spouts emitted tuples."""
