@@ -6,7 +6,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
 from support.processes import KAFKA, MYSQL, POSTGRES, SERVICES, SPARK, process_of, shares
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -16,22 +15,14 @@ OTHERS = {"services", "launcher", "own_zookeeper", "own_kafka", "steady_kafka"}
 ON_SPARK = {"services", "launcher", "spark", "cluster"}
 
 
-@pytest.mark.parametrize(
-    ("nodeid", "process"),
-    [
-        ("tests/unit/test_rows.py::TestRows::test_it[a::b]", "tests/unit/test_rows.py"),
-        ("tests/unit/test_mysql.py::test_it", "tests/unit/test_mysql.py"),
-        ("tests/acceptance/test_demo.py::test_it", "tests/acceptance/test_demo.py"),
-        ("tests/integration/test_leadership.py::test_it", SERVICES),
-        ("tests/integration/test_leadership.py::test_it[spark]", SERVICES),
-        ("tests/integration/test_state_postgres.py::test_it[_mysql.py]", POSTGRES),
-        ("tests/integration/test_state_mysql.py::test_it", MYSQL),
-        ("tests/integration/test_graph_on_spark.py::test_it", SPARK),
-        ("tests/integration/test_kafka_spout_read.py::test_it", KAFKA),
-    ],
-)
-def test_by_the_file(nodeid: str, process: str) -> None:
-    assert process_of(nodeid) == process
+def test_by_the_file() -> None:
+    for file in ("unit/test_rows.py", "unit/test_mysql.py", "acceptance/test_demo.py"):
+        assert process_of(f"tests/{file}") == f"tests/{file}"
+    assert process_of("tests/integration/test_leadership.py") == SERVICES
+    assert process_of("tests/integration/test_state_postgres.py") == POSTGRES
+    assert process_of("tests/integration/test_state_mysql.py") == MYSQL
+    assert process_of("tests/integration/test_graph_on_spark.py") == SPARK
+    assert process_of("tests/integration/test_kafka_spout_read.py") == KAFKA
 
 
 def test_processes_get_whole_files_that_take_equally_long_and_servers_stay_together() -> None:
@@ -41,7 +32,7 @@ def test_processes_get_whole_files_that_take_equally_long_and_servers_stay_toget
     assert shares([*others, *spark], seconds, 2) == [spark, others]
     three = shares([*others, *spark], seconds, 3)
     assert [file for share in three for file in share] == [*spark, *others]
-    assert [len(share) for share in three] == [1, 5, 16]  # 10, 14 and 16 of 40 seconds
+    assert [len(share) for share in three] == [1, 8, 13]  # 10, 17 and 13 seconds
     assert shares(["tests/unit/test_new.py"], {}, 3).count([]) == 2
 
 
