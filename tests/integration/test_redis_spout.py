@@ -15,6 +15,7 @@ import pytest
 import redis
 from redis_server import PASSWORD, RedisServer
 from support.kafka_topics import wait_until
+from support.lists import each
 from support.spouts import OpenSpout
 
 from txstream.api.errors import (
@@ -454,7 +455,7 @@ def test_a_wrong_password_is_refused_and_no_password_is_shown(
     assert PASSWORD not in f"{told.value} {caplog.text} {spout.spout!r}"
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "error", "message"),
     [
         ({"stream": ""}, TopologyError, r"stream is ''"),

@@ -16,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from support.lists import each
 from support.schema_registry import FakeRegistry
 
 from txstream.api.errors import SchemaError, ServiceUnavailableError, TopologyError, UsageError
@@ -240,7 +241,7 @@ def test_schemas_that_import_others(registry: FakeRegistry) -> None:
     assert reader_of(url_of(registry), order(("home", address)))([value]) == [[{"zip": "8000"}]]
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "error", "words"),
     [
         ({"value_format": "avro"}, SchemaError, "'avro' needs schema: the schema that the topology reads by"),

@@ -9,6 +9,7 @@ import os
 from collections import Counter
 
 import pytest
+from support.lists import each
 
 from guards import GUARDS
 from simulation.histories import Rules, simulate, world_of
@@ -140,8 +141,8 @@ def test_the_non_transactional_baseline_doubles() -> None:
 # --- old copies ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("semantics", [OPAQUE, TRANSACTIONAL])
-@pytest.mark.parametrize("databases", [1, 2])
+@each("semantics", [OPAQUE, TRANSACTIONAL])
+@each("databases", [1, 2])
 def test_a_zookeeper_that_was_restored_from_an_old_copy_is_a_mismatch(
     semantics: Semantics, databases: int
 ) -> None:
@@ -163,8 +164,8 @@ def test_a_zookeeper_that_was_restored_from_an_old_copy_is_a_mismatch(
                 world.new_driver().step()
 
 
-@pytest.mark.parametrize("semantics", [OPAQUE, TRANSACTIONAL])
-@pytest.mark.parametrize("databases", [1, 2])
+@each("semantics", [OPAQUE, TRANSACTIONAL])
+@each("databases", [1, 2])
 def test_a_database_that_is_restored_beneath_a_driver_is_not_built_upon(
     semantics: Semantics, databases: int
 ) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.typing import ArrayLike
+from support.lists import each
 
 from txstream.acker.ackers import Ackers, acker_of
 from txstream.acker.ids import TupleIds, as_numbers, fold
@@ -312,8 +313,8 @@ def test_an_acker_that_is_lost_forgets_its_trees_and_no_others() -> None:
     assert 0 < len(completed) < 100
 
 
-@pytest.mark.parametrize("tasks", [1, 2, 4, 8])
-@pytest.mark.parametrize("ackers", [2, 4, 5])
+@each("tasks", [1, 2, 4, 8])
+@each("ackers", [2, 4, 5])
 def test_ackers_have_equal_shares_also_of_one_task_of_several(tasks: int, ackers: int) -> None:
     numbers = np.array([root(slot) for slot in range(0, 10_000 * tasks, tasks)], np.uint64)
     shares = np.bincount(acker_of(numbers, ackers), minlength=ackers)

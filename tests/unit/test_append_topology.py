@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.lists import each
 
 from txstream import (
     BasicBolt,
@@ -168,7 +169,7 @@ def test_a_second_row_of_a_key_becomes_a_dead_letter(name: str, tmp_path: Path) 
     assert dead == [("p0@2", "store", "StateValueError")]
 
 
-@pytest.mark.parametrize(
+@each(
     ("table", "options", "expected"),
     [
         (SqlTable("t", "amount bigint", key="id bigint"), {}, "no field 'id' for that column of table 't'$"),

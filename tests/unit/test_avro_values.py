@@ -14,6 +14,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
+from support.lists import each
 
 from txstream.api.errors import SchemaError
 from txstream.api.schema import format_schema
@@ -269,7 +270,7 @@ def test_the_schema_of_a_source_is_that_of_its_records() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("schema", "words"),
     [
         (field(["int", "string"]), "field 'x' is a union of int, string: a column has one type"),
@@ -328,13 +329,13 @@ BOTH = [
 ]
 
 
-@pytest.mark.parametrize(("writer", "reader", "words"), BOTH)
+@each(("writer", "reader", "words"), BOTH)
 def test_a_change_that_cannot_be_resolved_names_both(writer: Any, reader: Any, words: str) -> None:
     with pytest.raises(UnresolvableError, match=words):
         AvroDecoder(parsed(json.dumps(record(field(writer)))), parsed(json.dumps(record(field(reader)))))
 
 
-@pytest.mark.parametrize(
+@each(
     ("writer", "reader", "value", "found"),
     [
         # Where fastavro and Avro's other readers would take one unit for the other.
@@ -388,7 +389,7 @@ def test_defaults_beside_a_union_that_fastavro_resolves() -> None:
         read(writer, reader, encoded(writer, {"n": "text"}))
 
 
-@pytest.mark.parametrize(
+@each(
     ("writer", "reader", "value", "words"),
     [
         (["null", "int"], "int", None, "field 'x': it is null, which the topology's schema does not allow"),

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.inmemory import CONTEXT, attempt
+from support.lists import each
 
 from txstream.api.batch_spouts import BATCH_PARTITION, BatchCollector, BatchSpout, BatchTransaction
 from txstream.api.bolts import OutputCollector
@@ -266,7 +267,7 @@ def test_the_meta_type_must_be_there() -> None:
         Wrong().coordinator(CONTEXT)
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "message"),
     [
         ({"first": 1}, "answered {'first': 1}; it must be a Block or None"),

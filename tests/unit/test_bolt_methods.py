@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from support.bolts import CountByHand, Passing, Split, chain, compiled, failure, run, word_count
 from support.inmemory import MemoryLog, attempt
+from support.lists import each
 
 import txstream
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, DataFrameBolt, OutputCollector
@@ -110,7 +111,7 @@ class TransformIsAsync(DataFrameBolt):
         return df
 
 
-@pytest.mark.parametrize(
+@each(
     ("bolt", "message"),
     [
         (ExecuteYields(), "ExecuteYields.execute is a generator"),
@@ -215,7 +216,7 @@ WRONG_RESULTS = [
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
+@each(
     ("bolt", "message"),
     WRONG_RESULTS,
     ids=lambda value: type(value).__name__ if isinstance(value, Bolt) else "",
@@ -284,7 +285,7 @@ class FrameWithExecute(DataFrameBolt):
         pass
 
 
-@pytest.mark.parametrize(
+@each(
     ("bolt", "message"),
     [
         (CamelCase(), "CamelCase.finishBatch is never called; did you mean finish_batch?"),
@@ -382,7 +383,7 @@ def test_a_collector_that_is_kept_past_its_attempt_is_an_error(bolt: Keeps) -> N
         runner.run(attempt(2), BatchMetas(log.everything()))
 
 
-@pytest.mark.parametrize("how", ["emit", "emit_batch", "emit_direct"])
+@each("how", ["emit", "emit_batch", "emit_direct"])
 def test_a_collector_is_of_no_use_after_finish_batch(how: str) -> None:
     instance: Any = run_bolt(Words(), ["x"], "value string").instance
     given: dict[str, tuple[Any, ...]] = {
@@ -399,7 +400,7 @@ class Holding(Passing):
         self.kept = {"deep": [what()]}
 
 
-@pytest.mark.parametrize(
+@each(
     "what", [threading.Lock, threading.RLock, threading.Event, queue.Queue, socket.socket, lambda: iter_of(3)]
 )
 def test_a_bolt_that_holds_a_lock_or_a_connection_is_refused_when_it_is_built(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from support.lists import each
 from support.runs import WORD_COUNT
 
 from txstream.cli.main import main
@@ -63,14 +64,14 @@ def assert_told(capsys: pytest.CaptureFixture[str], *words: str) -> None:
         assert word in told
 
 
-@pytest.mark.parametrize("target", FACTORIES)
+@each("target", FACTORIES)
 def test_a_factory_that_does_not_exist_or_raises(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, words = FACTORIES[target]
     assert main(["run", target]) == status
     assert_told(capsys, *words)
 
 
-@pytest.mark.parametrize("parameter", PARAMETERS)
+@each("parameter", PARAMETERS)
 def test_a_parameter_of_unknown_name_or_wrong_type(
     parameter: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

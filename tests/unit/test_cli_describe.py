@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from support.bolts import Passing, words_state
 from support.guide import DOCS, GUIDES, python_of
+from support.lists import each
 from support.topologies import Filter, branching, declared, eight_bolts, eight_components, storm_example
 
 from txstream.api.reducers import Count
@@ -247,7 +248,7 @@ def texts(svg: ElementTree.Element) -> list[str]:
     return ["".join(text.itertext()) for text in svg.iter(f"{SVG}text")]
 
 
-@pytest.mark.parametrize(
+@each(
     ("factory", "topology"),
     [
         ("branching", branching()),
@@ -305,7 +306,7 @@ def test_a_drawing_is_the_same_bytes_in_another_process_with_other_settings_of_m
     assert (tmp_path / "other.svg").read_bytes() == Path("graph.svg").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["$x_1$ & <b>", 'a"--]]>', "größe 語", "esc\x1b\x00\ufffe\ud800", "x" * 300])
+@each("name", ["$x_1$ & <b>", 'a"--]]>', "größe 語", "esc\x1b\x00\ufffe\ud800", "x" * 300])
 def test_any_name_makes_a_readable_document(name: str) -> None:
     from txstream.drawing.topology import draw_topology
 
@@ -345,7 +346,7 @@ def refused(capsys: pytest.CaptureFixture[str], status: int, *arguments: str) ->
     return err
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "words"),
     [
         ([], ["MODULE:FACTORY"]),

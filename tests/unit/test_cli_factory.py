@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.lists import each
 
 from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.factory import FactoryError, load_topology, put_working_directory_first, shipped_module
@@ -189,7 +190,7 @@ def test_modules_beside_ones_own_are_shipped_with_it(workshop: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("target", ["txstream.examples.word_count:topology", "pytest:main", "json:loads"])
+@each("target", ["txstream.examples.word_count:topology", "pytest:main", "json:loads"])
 def test_what_is_installed_is_not_shipped(target: str) -> None:
     with shipped_module(target) as files:
         assert files == ()

@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from support.lists import each
 
 from txstream.api.errors import UsageError
 from txstream.batch_metas import BatchMetas
@@ -85,7 +86,7 @@ def test_plain_metas_are_what_was_stored_and_positions_their_ends() -> None:
     assert positions(BatchMetas({"file": {"line": 4}})) == {"file": {"line": 4}}
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "expected"),
     [(None, "-"), (True, "yes"), (1234567, "1,234,567"), (1.5, "1.5"), ("x", "x")],
 )

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.lists import each
 from support.recovering import empty_database
 
 from txstream import embedded
@@ -102,7 +103,7 @@ def test_usage_errors_are_one_line_and_status_2(
     assert list(tmp_path.iterdir()) == [], "nothing was written"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "-h"], ["state", "top", "--help"]])
+@each("arguments", [["--help"], ["run", "-h"], ["state", "top", "--help"]])
 def test_help_is_status_0(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     assert "Usage: txstream" in capsys.readouterr().out
@@ -114,7 +115,7 @@ def groups() -> list[list[str]]:
     return [[], *([name] for name, one in commands.items() if hasattr(one, "commands"))]
 
 
-@pytest.mark.parametrize("typed", groups(), ids=" ".join)
+@each("typed", groups(), ids=" ".join)
 def test_without_a_command_the_help_is_shown_and_the_status_is_2(
     typed: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,7 +262,7 @@ def test_exit_statuses(
     assert str(error) in err
 
 
-@pytest.mark.parametrize(
+@each(
     ("typed", "meant"),
     [
         ("--json -q status words", "status --json -q words"),
@@ -379,8 +380,8 @@ def test_a_log_that_cannot_be_written_is_told_once(capsys: pytest.CaptureFixture
 # --- the data directory ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("folder", ["file", "file/below"])
-@pytest.mark.parametrize(
+@each("folder", ["file", "file/below"])
+@each(
     "arguments",
     [
         ["up"],

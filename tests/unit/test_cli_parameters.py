@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+from support.lists import each
 
 from txstream.api.errors import UsageError
 from txstream.cli.parameters import convert, keyword_arguments, split_pairs
@@ -19,7 +20,7 @@ class Color(enum.Enum):
     BLUE = "blue"
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "text", "value"),
     [
         (str, "a=b c", "a=b c"),
@@ -65,7 +66,7 @@ def takes(kind: Any) -> Callable[..., None]:
     return factory
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "text", "expected"),
     [
         (int, "two", "an int"),
@@ -133,7 +134,7 @@ def test_a_class_or_an_instance_is_a_factory_too() -> None:
     assert keyword_arguments(Factory(), ["flag=on"], "mine:factory") == {"flag": True}
 
 
-@pytest.mark.parametrize("pairs", [["topic"], ["=x"], [" =x"], ["a=1", "a=2"]])
+@each("pairs", [["topic"], ["=x"], [" =x"], ["a=1", "a=2"]])
 def test_pairs_that_are_none(pairs: list[str]) -> None:
     with pytest.raises(UsageError, match="-p"):
         split_pairs(pairs, "-p")

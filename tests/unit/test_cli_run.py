@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.bolts import word_count
 from support.inmemory import MemoryLog
+from support.lists import each
 
 import txstream.engine.run
 from txstream.api.errors import ServiceUnavailableError, TxstreamError
@@ -158,7 +159,7 @@ def test_a_stop_before_the_first_batch_is_no_error() -> None:
 # --- the report --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("stopped", "until", "until_txid", "report", "status"),
     [
         (False, "caught-up", None, REPORT, 0),

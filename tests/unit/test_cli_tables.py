@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
+from support.lists import each
 
 from txstream.cli.context import Cli
 from txstream.cli.tables import quoted
@@ -42,7 +43,7 @@ def test_what_would_act_on_the_terminal_is_escaped(printed: Any) -> None:
     assert "\x1b" not in text
 
 
-@pytest.mark.parametrize("text", ["", " ", " a", "a ", "-", '"a"', "a\tb", "a\nb", "\u00a0", "\x1b[0m"])
+@each("text", ["", " ", " a", "a ", "-", '"a"', "a\tb", "a\nb", "\u00a0", "\x1b[0m"])
 def test_text_that_would_not_be_seen_is_a_json_string(text: str) -> None:
     shown = str(quoted(text))
     assert shown.startswith('"')
@@ -50,9 +51,7 @@ def test_text_that_would_not_be_seen_is_a_json_string(text: str) -> None:
     assert json.loads(shown) == text
 
 
-@pytest.mark.parametrize(
-    "value", ["a", "a b", "it's", 'say "a"', "[bold]", "\U0001d552 \U0001f389", "-7", 7, None, True]
-)
+@each("value", ["a", "a b", "it's", 'say "a"', "[bold]", "\U0001d552 \U0001f389", "-7", 7, None, True])
 def test_everything_else_stays_as_it_is(value: object) -> None:
     assert quoted(value) is value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+from support.lists import each
 
 from txstream.api.errors import DecodeError
 from txstream.cli.topic import read_records
@@ -31,7 +32,7 @@ def test_a_field_is_the_key() -> None:
     assert [key for key, _ in read(lines, is_json=True, key="user")] == ["anné".encode(), b"7"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "wrong"),
     [
         (b"a\xff", "is not UTF-8 (byte 0xff at column 2)"),

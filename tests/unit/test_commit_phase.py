@@ -27,6 +27,7 @@ from support.committing import (
     watch_runners,
     word_source,
 )
+from support.lists import each
 from support.storm import states
 
 from txstream.api.bolts import BatchBolt, Committer
@@ -415,7 +416,7 @@ def test_one_database_spelled_in_two_ways_has_one_fence_and_one_ledger(
         assert stored(f"sqlite:///{tmp_path / 'state.db'}", table) == Counter(WORDS)
 
 
-@pytest.mark.parametrize(
+@each(
     ("one", "other", "same"),
     [
         ("postgresql://host/x", "postgresql+psycopg://me@HOST:5432/x?sslmode=require", True),

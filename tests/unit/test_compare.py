@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.lists import each
 from support.simulated import Guesses, counts
 
 from txstream import (
@@ -337,7 +338,7 @@ def test_the_figures_of_a_run() -> None:
     assert found["records_per_second"] == round(9 / 4.0, 1)
 
 
-@pytest.mark.parametrize(("dead", "wrong"), [(["p@1"], 0), ([], 1), (["p@1", "p@1"], 1), (["p@2"], 2)])
+@each(("dead", "wrong"), [(["p@1"], 0), ([], 1), (["p@1", "p@1"], 1), (["p@2"], 2)])
 def test_a_run_is_exact_only_if_it_sets_the_right_records_aside(dead: list[str], wrong: int) -> None:
     outcome = outcome_of(2)
     outcome.dead += dead

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from support.guide import DOCS
+from support.lists import each
 
 import public_api
 from txstream.cli.main import parser
@@ -21,7 +21,7 @@ PUBLIC = set(re.findall(r"\w+", "\n".join(public_api.lines())))
 NOT_NAMES = {"prev_"}  # how columns begin
 
 
-@pytest.mark.parametrize("shown", OURS)
+@each("shown", OURS)
 def test_a_name_of_ours_exists(shown: str) -> None:
     if shown.startswith("txstream "):
         assert shown.split()[1] in parser().commands

@@ -23,6 +23,7 @@ from support.coordinators import (
     plan_and_emit,
 )
 from support.inmemory import Range
+from support.lists import each
 
 from txstream.api.errors import CoordinatorError
 from txstream.batch_metas import BatchMetas
@@ -71,7 +72,7 @@ def test_a_half_committed_opaque_txid_is_planned_anew_after_a_restart() -> None:
     assert (plan.txid, plan.last, plan.replay) == (2, {"p": Range(0, 10)}, True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("semantics", "current", "batches", "message"),
     [
         (OPAQUE, 2, {}, "current is 2, but the metas of txid 1 are missing"),

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from support.bolts import CountByHand, compiled, words_state
 from support.inmemory import MemoryLog, MemorySource, attempt
+from support.lists import each
 
 from txstream.api.bolts import DataFrameBolt, OutputFieldsDeclarer
 from txstream.api.builder import TransactionalTopologyBuilder
@@ -65,7 +66,7 @@ def test_pandas_is_asked_for_only_where_a_bolt_needs_it(monkeypatch: pytest.Monk
     check_dataframes(compiled(builder.build()))
 
 
-@pytest.mark.parametrize(
+@each(
     ("bolt", "lines", "said"),
     [
         (Declares(None), "value string", "'frame' is a DataFrameBolt without output"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.lists import each
 
 import txstream
 from txstream import (
@@ -22,7 +23,7 @@ from txstream.api.spouts import SourceSpout
 from txstream.cli.main import main
 
 
-@pytest.mark.parametrize(
+@each(
     ("records", "most"),
     [(1, 1), (2, 1), (5, 2), (20, 10), (100, 10), (1_000, 10), (2_500, 25), (10_000, 100), (500_000, 100)],
 )
@@ -36,7 +37,7 @@ def test_the_number_is_a_limit_of_small_batches_too() -> None:
     assert DeadLetters(max_per_batch=3).most_of(100) == 3
 
 
-@pytest.mark.parametrize(
+@each(
     ("setting", "words"),
     [
         ({"max_per_batch": 0}, "max_per_batch of dead letters is 0"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.deduplicating import TableOfFirst, Worker, order, state
+from support.lists import each
 
 from txstream.api.bolts import OutputFieldsDeclarer
 from txstream.api.errors import TopologyError, UsageError
@@ -76,7 +77,7 @@ def test_it_emits_what_it_gets() -> None:
     assert declare(DeduplicateBolt("order_id", message="entry")).names == ["order_id", "entry", "amount"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "message"),
     [
         (lambda: DeduplicateBolt(message="entry"), "needs a key and what identifies a message"),

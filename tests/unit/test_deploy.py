@@ -21,6 +21,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from support.guide import DOCS, python_of
+from support.lists import each
 
 from release_fixture import RELEASES
 from tracked_wheel import ROOT
@@ -137,8 +138,8 @@ def test_the_image_is_built_from_the_whole_package() -> None:
 # --- Kubernetes --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("path", "document"), MANIFESTS)
-@pytest.mark.parametrize("version", ["1.31", kubernetes_validate.latest_version()])
+@each(("path", "document"), MANIFESTS)
+@each("version", ["1.31", kubernetes_validate.latest_version()])
 def test_a_manifest_fits_kubernetes_schema(path: Path, document: dict[str, Any], version: str) -> None:
     kubernetes_validate.validate(document, version, strict=True)
 

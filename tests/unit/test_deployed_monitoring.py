@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from support.lists import each
 
 pytest.importorskip("prometheus_client")
 
@@ -37,7 +38,7 @@ def named(text: str) -> set[str]:
     return {re.sub(r"_(bucket|count|sum)$", "", name) for name in re.findall(r"\btxstream_\w+", text)}
 
 
-@pytest.mark.parametrize("expression", list(expressions()))
+@each("expression", list(expressions()))
 def test_every_metric_and_label_exists(expression: str) -> None:
     names = named(expression)
     assert names <= {*CATALOG}
@@ -51,7 +52,7 @@ def test_the_dashboard_and_the_guide_have_every_metric() -> None:
     assert named(GUIDE) >= {*CATALOG}
 
 
-@pytest.mark.parametrize("alert", ALERTS)
+@each("alert", ALERTS)
 def test_every_alert_has_its_section_with_a_command_and_a_view(alert: str) -> None:
     section = GUIDE.partition(f"### {alert}\n")[2].partition("\n### ")[0]
     assert re.search(r"^txstream \w+", section, re.MULTILINE), alert

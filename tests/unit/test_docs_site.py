@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from support.guide import DOCS
+from support.lists import each
 
 import docs_reference
 import docs_site
@@ -22,7 +23,7 @@ from txstream.state.sql.framework_tables import VERSION_TABLE, metadata
 from txstream.zookeeper.paths import Paths
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "folder", "shown"),
     [
         ("[a](state.md#types)", "docs", "[a](/state.md#types)"),

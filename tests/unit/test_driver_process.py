@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
+from support.lists import each
 from support.pid_namespaces import in_another_pid_namespace
 
 from txstream.zookeeper import MemoryTree
@@ -56,10 +56,8 @@ def test_a_process_that_has_the_pid_of_another_is_not_taken_for_it() -> None:
     assert replace(this(), started=this().started - 1).runs() is False
 
 
-@pytest.mark.parametrize(
-    "other", [{"host": "elsewhere"}, {"boot": "another"}, {"pid_namespace": "pid:[1]"}, {"pid": 1 << 80}]
-)
-@pytest.mark.parametrize("pid", [os.getpid(), 4_194_305], ids=["ours", "missing"])
+@each("other", [{"host": "elsewhere"}, {"boot": "another"}, {"pid_namespace": "pid:[1]"}, {"pid": 1 << 80}])
+@each("pid", [os.getpid(), 4_194_305], ids=["ours", "missing"])
 def test_of_a_process_elsewhere_it_cannot_be_told(pid: int, other: dict[str, Any]) -> None:
     assert replace(this(), **{"pid": pid, **other}).runs() is None
 

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from support.lists import each
 
 from txstream.api.errors import CorruptStateError, ServiceUnavailableError, UsageError
 from txstream.embedded import EmbeddedKafka, down, process, running, up
@@ -67,7 +68,7 @@ def test_a_taken_port_is_refused_naming_who_has_it(listener: socket.socket) -> N
         require_free(port, "ZooKeeper")
 
 
-@pytest.mark.parametrize("port", [0, -1, 65536])
+@each("port", [0, -1, 65536])
 def test_a_number_that_is_no_port_is_refused(port: int) -> None:
     with pytest.raises(ServiceUnavailableError, match="ports are 1 to 65535"):
         require_free(port, "Kafka")

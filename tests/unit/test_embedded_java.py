@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.lists import each
 
 from txstream.api.errors import ServiceUnavailableError
 from txstream.embedded import find_java
@@ -18,7 +19,7 @@ def fake_java(folder: Path, version_line: str, status: int = 0) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
+@each(
     ("report", "version"),
     [
         ('openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment', 17),

@@ -10,8 +10,8 @@ import pkgutil
 import re
 from pathlib import Path
 
-import pytest
 from support.guide import DOCS
+from support.lists import each
 
 import txstream
 from txstream.api import errors
@@ -22,7 +22,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("error", ALL, ids=lambda error: error.__name__)
+@each("error", ALL, ids=lambda error: error.__name__)
 def test_every_error_has_the_one_root_a_name_that_ends_in_error_and_a_sentence(
     error: type[Exception],
 ) -> None:
@@ -32,7 +32,7 @@ def test_every_error_has_the_one_root_a_name_that_ends_in_error_and_a_sentence(
     assert error.__name__ not in vars(builtins), "it would hide a builtin"
 
 
-@pytest.mark.parametrize("error", ALL, ids=lambda error: error.__name__)
+@each("error", ALL, ids=lambda error: error.__name__)
 def test_the_exit_status_says_usage_fenced_or_failed(error: type[TxstreamError]) -> None:
     if issubclass(error, UsageError):
         assert error.exit_status == 2
@@ -46,14 +46,12 @@ def test_storms_name_is_an_alias() -> None:
     assert FailedException is BatchFailedError
 
 
-@pytest.mark.parametrize(
-    "name", ["PartitionUnavailableError", "ShortReadError", "ShortBatchError", "BatchTimeoutError"]
-)
+@each("name", ["PartitionUnavailableError", "ShortReadError", "ShortBatchError", "BatchTimeoutError"])
 def test_what_another_attempt_may_mend_is_replayed_without_limit(name: str) -> None:
     assert issubclass(getattr(errors, name), BatchFailedError)
 
 
-@pytest.mark.parametrize("name", ["DataLostError", "DecodeError", "StateValueError", "CorruptStateError"])
+@each("name", ["DataLostError", "DecodeError", "StateValueError", "CorruptStateError"])
 def test_what_no_attempt_can_mend_is_not(name: str) -> None:
     assert not issubclass(getattr(errors, name), BatchFailedError)
 

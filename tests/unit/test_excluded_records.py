@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.lists import each
 
 from txstream import BasicBolt, CorruptStateError, MemorySpout, OpaqueSpout, TransactionalTopologyBuilder
 from txstream.api.spouts import SpoutContext
@@ -46,7 +47,7 @@ def test_a_part_of_a_batch_leaves_out_the_same_records() -> None:
     assert without.part({"a": MemoryRange(2, 5)}).excluded == (bad("a", 2),)
 
 
-@pytest.mark.parametrize(
+@each(
     ("excluded", "words"),
     [
         ({}, "must be a JSON array"),

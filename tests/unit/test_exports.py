@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.lists import each
 
 import txstream
 import txstream.testing
@@ -41,7 +42,7 @@ def test_all_is_every_public_name_and_dir_shows_it() -> None:
     assert dir(txstream) == sorted(txstream.__all__)
 
 
-@pytest.mark.parametrize("name", [name for name in txstream.__all__ if name != "__version__"])
+@each("name", [name for name in txstream.__all__ if name != "__version__"])
 def test_every_name_resolves_to_what_its_home_has(name: str) -> None:
     assert getattr(txstream, name) is getattr(importlib.import_module(txstream._HOME_OF[name]), name)
 
@@ -81,6 +82,6 @@ PROMISED = {
 }
 
 
-@pytest.mark.parametrize("kind", PROMISED)
+@each("kind", PROMISED)
 def test_the_names_that_users_write_are_there(kind: str) -> None:
     assert set(PROMISED[kind].split()) <= set(txstream.__all__)

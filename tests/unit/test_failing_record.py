@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.lists import each
 
 from txstream.api.errors import (
     BatchFailedError,
@@ -97,7 +98,7 @@ def test_the_record_of_the_row_that_is_told_is_named() -> None:
     assert error.record == "the record is at offset 150 of partition t/8"
 
 
-@pytest.mark.parametrize(
+@each(
     ("first", "last", "told"),
     [
         (("t/3", 110), ("t/3", 160), "at offset 110 to 160 of partition t/3"),

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.inmemory import attempt
+from support.lists import each
 
 import txstream.api.errors
 from txstream.api.errors import (
@@ -58,7 +59,7 @@ def travel(failure: Failure) -> TxstreamError:
     return Failure(**json.loads(json.dumps(failure.to_document()))).to_error(attempt(5, 2))
 
 
-@pytest.mark.parametrize("kind", ALL_ERRORS, ids=lambda kind: kind.__name__)
+@each("kind", ALL_ERRORS, ids=lambda kind: kind.__name__)
 def test_each_of_our_errors_arrives_as_what_it_was(kind: type[TxstreamError]) -> None:
     error = travel(describe(caught(kind("the range is gone")), "lines", None))
     assert type(error) is kind

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.lists import each
 
 from txstream.api.errors import UsageError
 from txstream.cli.faults import Fault, parse_fault
@@ -15,7 +16,7 @@ from txstream.fault_points import At, Point
 from txstream.transaction import Txid
 
 
-@pytest.mark.parametrize("point", Point)
+@each("point", Point)
 def test_what_is_written_is_read(point: Point) -> None:
     at = At(point, 12)
     assert At.parse(str(at)) == at
@@ -44,7 +45,7 @@ def test_a_place_in_a_sentence() -> None:
     assert At(Phase.PROCESSING, 2).shown == "processing of txid 2"
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",

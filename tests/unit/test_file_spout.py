@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 from support.inmemory import CONTEXT, attempt
+from support.lists import each
 
 from txstream.api.errors import (
     CorruptStateError,
@@ -599,7 +600,7 @@ def test_a_file_name_that_is_not_utf8(folder: Path) -> None:
 # --- the source ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "error", "message"),
     [
         ({"directory": ""}, TopologyError, "needs a directory"),

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 from support.folds import Taken, prepared as prepared_for, to_batch as batch_of
+from support.lists import each
 
 import txstream.folding
 from txstream.api.bolts import OutputFieldsDeclarer
@@ -224,7 +225,7 @@ def test_a_key_may_be_called_like_a_result() -> None:
     assert collector.rows() == [{"n_sum": 7, "count_all": 8, "total": 3, "rows": 2}]
 
 
-@pytest.mark.parametrize("values", [[1 << 62, 1 << 62], [-(1 << 63), -1], [(1 << 63) - 1] * 3])
+@each("values", [[1 << 62, 1 << 62], [-(1 << 63), -1], [(1 << 63) - 1] * 3])
 def test_a_total_beyond_64_bits_is_refused_and_never_wraps_round(values: list[int]) -> None:
     def whole(fold: Fold) -> pa.Table:
         fold.add(to_batch([("a", 0, value, 0.0) for value in values]))
@@ -320,7 +321,7 @@ def test_a_decimal_total_with_too_many_digits_is_refused() -> None:
         bolt.finish_batch()
 
 
-@pytest.mark.parametrize(
+@each(
     ("bolt", "error", "message"),
     [
         (
@@ -415,7 +416,7 @@ def test_a_result_outside_of_the_columns_range_is_refused() -> None:
         merged.finish()
 
 
-@pytest.mark.parametrize(
+@each(
     ("state", "reducers", "message"),
     [
         (
@@ -454,7 +455,7 @@ def test_what_the_states_bolt_refuses_when_it_is_built(
         SqlStateBolt(state, **reducers).declare_output_fields(OutputFieldsDeclarer("store", [INPUT]))
 
 
-@pytest.mark.parametrize("column", ["n int", "n bigint", "n double", "n float", "n decimal(21,2)"])
+@each("column", ["n int", "n bigint", "n double", "n float", "n decimal(21,2)"])
 def test_columns_that_may_hold_a_count(column: str) -> None:
     bolt = SqlStateBolt(SqlState("words", key="word string", value=column), n=Count())
     prepared(bolt)

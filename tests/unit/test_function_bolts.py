@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.bolts import compiled, words_state
 from support.inmemory import MemoryLog, MemorySource, attempt
+from support.lists import each
 
 import txstream
 from txstream.api.bolts import OutputCollector
@@ -88,7 +89,7 @@ def with_collector(line: Tuple, collector: OutputCollector) -> None:
 ALL = {"the": 2, "cat": 1, "dog": 1}
 
 
-@pytest.mark.parametrize(
+@each(
     ("function", "expected"),
     [
         (split, ALL),
@@ -146,7 +147,7 @@ def raising(line: Tuple) -> Iterator[str]:
     raise ValueError("no such word")
 
 
-@pytest.mark.parametrize(
+@each(
     ("function", "message"),
     [
         (wrong_row, "bolt 'wrong_row' returned 'the cat' (str); return a tuple for one row"),
@@ -170,7 +171,7 @@ def three(a: Any, b: Any, c: Any) -> None: ...
 def only_named(a: Any, *, collector: Any) -> None: ...
 
 
-@pytest.mark.parametrize("function", [no_parameters, three, only_named])
+@each("function", [no_parameters, three, only_named])
 def test_a_function_must_take_a_tuple_or_a_tuple_and_a_collector(function: Any) -> None:
     with pytest.raises(TopologyError, match=f"bolt '{function.__name__}' must take a tuple, or a tuple"):
         bolt(output="word string")(function)
@@ -181,13 +182,13 @@ async def async_generator(line: Any, collector: Any) -> Any:
     yield line
 
 
-@pytest.mark.parametrize("function", [coroutine, async_generator, partial(coroutine)])
+@each("function", [coroutine, async_generator, partial(coroutine)])
 def test_an_async_function_is_refused(function: Any) -> None:
     with pytest.raises(TopologyError, match=r"^bolt '\w+' is async, and nobody awaits it; write it with def"):
         bolt(output="word string")(function)
 
 
-@pytest.mark.parametrize("given", [(), (first.function,), ("word string",)])
+@each("given", [(), (first.function,), ("word string",)])
 def test_bolt_without_its_output_is_refused(given: tuple[Any, ...]) -> None:
     with pytest.raises(TopologyError, match=r'^@bolt needs .*: write @bolt\(output="word string"\) above'):
         bolt(*given)

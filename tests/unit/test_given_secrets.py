@@ -13,6 +13,7 @@ from hypothesis import assume, example, given, settings, strategies as st
 from pyspark import SparkConf
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
+from support.lists import each
 
 from txstream.api.errors import UsageError
 from txstream.cli.parameters import keyword_arguments, spark_settings
@@ -88,7 +89,7 @@ def test_a_process_with_a_password_on_its_command_line_loses_it(tmp_path: Path) 
     assert "-p 'url=postgresql://me:${PASSWORD}@h/x'" in done.stderr
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "postgresql://me:p@ss@host/db",
@@ -121,7 +122,7 @@ def test_what_sqlalchemy_takes_for_a_password_is_found(password: str, is_quoted:
     assert make_url(without_passwords(text)) == found.set(password="${PASSWORD}")
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "sqlite:////srv/state.db",
@@ -141,7 +142,7 @@ def test_what_has_none_is_left_alone(text: str) -> None:
     assert without_passwords(text) == text
 
 
-@pytest.mark.parametrize("pair", ["tokens=5", "token_separator=,", "key=word", "password=${X}", "secret="])
+@each("pair", ["tokens=5", "token_separator=,", "key=word", "password=${X}", "secret="])
 def test_pairs_that_are_no_secrets(pair: str) -> None:
     assert not is_secret_pair(pair)
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.bolts import CountByHand, Passing, compiled, words_state
 from support.inmemory import CONTEXT, MemoryLog, MemorySource, attempt
+from support.lists import each
 
 from txstream.api.bolts import BasicBolt, BatchBolt, OutputCollector, OutputFieldsDeclarer, TopologyContext
 from txstream.api.builder import TransactionalTopologyBuilder
@@ -263,14 +264,14 @@ def heard(log: MemoryLog, kind: str, width: int, *fields: str, tasks: int = 5) -
     return Outcome(stored(builder, "where"), log, width).rows("where")
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
+@each("width", [1, 2, 3])
 def test_fields_same_key_same_task_however_wide(width: int) -> None:
     rows = heard(MemoryLog(WORDS), "fields", width, "word")
     assert len(rows) == 93
     assert all(task == task_of((word,), 5) for word, task, _ in rows)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
+@each("width", [1, 2, 3])
 def test_all_every_task_gets_every_tuple(width: int) -> None:
     rows = heard(MemoryLog(WORDS), "all", width)
     words = sorted(word for partition in WORDS.values() for word in partition)
@@ -278,15 +279,15 @@ def test_all_every_task_gets_every_tuple(width: int) -> None:
         assert sorted(word for word, at, _ in rows if at == task) == words
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
+@each("width", [1, 2, 3])
 def test_global_exactly_task_0(width: int) -> None:
     rows = heard(MemoryLog(WORDS), "global", width)
     assert {task for _, task, _ in rows} == {0}
     assert len(rows) == 93
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["shuffle", "none"])
+@each("width", [1, 2, 3])
+@each("kind", ["shuffle", "none"])
 def test_shuffle_and_none_differ_by_at_most_one_tuple_per_emitting_spark_task(kind: str, width: int) -> None:
     log = MemoryLog({name: ["x"] * 50 for name in "abc"})
     per_task = Counter(task for _, task, _ in heard(log, kind, width))
@@ -294,7 +295,7 @@ def test_shuffle_and_none_differ_by_at_most_one_tuple_per_emitting_spark_task(ki
     assert max(per_task.values()) - min(per_task[task] for task in range(5)) <= width
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
+@each("width", [1, 2, 3])
 def test_local_or_shuffle_stays_in_the_spark_task_and_uses_all_tasks_there(width: int) -> None:
     log = MemoryLog({name: ["x"] * 50 for name in "abc"})
     rows = heard(log, "local_or_shuffle", width)
@@ -302,7 +303,7 @@ def test_local_or_shuffle_stays_in_the_spark_task_and_uses_all_tasks_there(width
     assert all(task % width == source % width for _, task, source in rows)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
+@each("width", [1, 2, 3])
 def test_partial_key_one_of_two_tasks_and_a_hot_key_uses_both(width: int) -> None:
     rows = heard(MemoryLog(WORDS), "partial_key", width, "word")
     assert all(task in tasks_of_partial_key((word,), 5) for word, task, _ in rows)
@@ -328,7 +329,7 @@ def direct(log: MemoryLog, bolt: BatchBolt) -> Topology:
     return stored(builder, "where")
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
+@each("width", [1, 2, 3])
 def test_direct_the_emitter_chooses(width: int) -> None:
     log = MemoryLog({"a": ["x" * n for n in range(1, 12)]})
     rows = Outcome(direct(log, Choosing()), log, width).rows("where")
@@ -356,7 +357,7 @@ class WrongStream(Choosing):
         self.collector.emit_direct(0, tup.values, stream="plain")
 
 
-@pytest.mark.parametrize(
+@each(
     ("bolt", "message"),
     [
         (TooFar(), r"component 'above', task \d: .*'where'.* 5"),

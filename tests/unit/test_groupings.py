@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from support.lists import each
 
 from txstream.api.errors import TupleError
 from txstream.api.groupings import Grouping, GroupingKind
@@ -61,14 +62,12 @@ SECOND_VECTORS: list[tuple[tuple[Any, ...], int, tuple[int, int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("values", "expected"), VECTORS, ids=[repr(values) for values, _ in VECTORS])
+@each(("values", "expected"), VECTORS, ids=[repr(values) for values, _ in VECTORS])
 def test_the_hash_of_fixed_values_never_changes(values: tuple[Any, ...], expected: int) -> None:
     assert stable_hash(values) == expected
 
 
-@pytest.mark.parametrize(
-    ("values", "expected", "tasks"), SECOND_VECTORS, ids=[repr(values) for values, *_ in SECOND_VECTORS]
-)
+@each(("values", "expected", "tasks"), SECOND_VECTORS, ids=[repr(values) for values, *_ in SECOND_VECTORS])
 def test_the_second_hash_and_the_two_choices_never_change(
     values: tuple[Any, ...], expected: int, tasks: tuple[int, int]
 ) -> None:
@@ -102,7 +101,7 @@ def test_another_process_with_another_hash_seed_agrees() -> None:
     assert answers[0][1:] == answers[1][1:] == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("left", "right"),
     [
         (0.0, -0.0),
@@ -121,7 +120,7 @@ def test_equal_values_of_one_type_have_equal_bytes(left: Any, right: Any) -> Non
     assert canonical_bytes(left) == canonical_bytes(right)
 
 
-@pytest.mark.parametrize(
+@each(
     ("left", "right"),
     [
         (("ab", "c"), ("a", "bc")),

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.lists import each
 
 import check_guards
 from guards import GUARDS, Guard
@@ -18,7 +19,7 @@ from txstream.transaction import AttemptId
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
+@each("guard", GUARDS, ids=lambda guard: guard.name)
 def test_a_guard_is_in_the_code_and_something_proves_it(guard: Guard) -> None:
     text = (ROOT / guard.file).read_text(encoding="utf-8")
     assert guard.patch.applied(text) != text
@@ -52,7 +53,7 @@ def test_every_clause_and_every_hole_has_one() -> None:
     assert {f"hole {number}" for number in range(1, 11)} <= clauses
 
 
-@pytest.mark.parametrize("test", sorted({guard.test for guard in GUARDS if guard.test}))
+@each("test", sorted({guard.test for guard in GUARDS if guard.test}))
 def test_its_test_exists(test: str) -> None:
     path, *names = test.split("::")
     text = (ROOT / path).read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from support.guide import DOCS, GUIDES, ShownCommand, commands_of, files_of, load
+from support.lists import each
 
 from tracked_wheel import ROOT
 from txstream.cli.main import parser
@@ -43,7 +44,7 @@ def find(words: list[str]) -> tuple[Any, list[str]]:
     return found, words
 
 
-@pytest.mark.parametrize(("guide", "command"), COMMANDS)
+@each(("guide", "command"), COMMANDS)
 def test_a_command_exists_and_takes_what_it_is_given(guide: Path, command: ShownCommand) -> None:
     for program, *words in command.calls:
         match program:
@@ -66,7 +67,7 @@ def test_a_command_exists_and_takes_what_it_is_given(guide: Path, command: Shown
                 assert extras(" ".join(words)) <= known_extras()
 
 
-@pytest.mark.parametrize("span", INLINE)
+@each("span", INLINE)
 def test_a_command_in_a_sentence_exists_with_its_flags(span: str) -> None:
     program, *words = shlex.split(re.sub(r"[\[\]\\|]|\.\.\.", " ", span))
     if program == "txstream":
@@ -103,7 +104,7 @@ def test_code_that_no_command_runs(tmp_path: Path) -> None:
     assert "client_options=<sasl_mechanism, " in repr(guide.secured(str(tmp_path / "ca.pem")))
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
+@each("guide", GUIDES, ids=lambda guide: guide.name)
 def test_its_links_lead_somewhere(guide: Path) -> None:
     for link in re.findall(r"\]\((?!https://)([^)\s]+)\)", guide.read_text(encoding="utf-8")):
         name, _, heading = link.partition("#")

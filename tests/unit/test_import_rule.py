@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from support.lists import each
 
 from imports import imported_names, module_files
 from tracked_wheel import INSTALLS_AS, ROOT, tracked_files
@@ -155,7 +156,7 @@ def test_core_names_no_client_library_and_no_edge(imported: dict[str, list[str]]
     assert not wrong
 
 
-@pytest.mark.parametrize("lower", UPPER)
+@each("lower", UPPER)
 def test_nothing_imports_what_stands_above_it(lower: str) -> None:
     """Not even inside functions, but for the names that only the type checker sees."""
     folder = ROOT / (lower if lower in BARE_NAMES else f"txstream/{lower}")
@@ -258,7 +259,7 @@ def test_a_circle_of_three_rooms_is_seen() -> None:
     assert circle(room_imports(sources, "home")) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "expected"),
     [
         ("import spouts.kafka", ["spouts.kafka"]),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.lists import each
 
 from txstream.api.errors import UsageError
 from txstream.api.schema import parse_schema
@@ -17,7 +18,7 @@ from txstream.inspect.keys import check_key
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
+@each(
     ("data_type", "value"),
     [
         *(("string", text) for text in ("", " a ", "\U0001f389", "-7", "a,b='c'\n")),
@@ -39,7 +40,7 @@ def test_values_of_the_type_are_taken(data_type: str, value: Any) -> None:
     assert check_key("t", schema, {"k": value}) == [value]
 
 
-@pytest.mark.parametrize(
+@each(
     ("data_type", "value", "words"),
     [
         ("string", 3, "expected a str, got 3"),
@@ -67,7 +68,7 @@ def test_what_is_not_of_the_type_is_refused(data_type: str, value: Any, words: s
         check_key("t", parse_schema(f"k {data_type}"), [value])
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "words"),
     [
         (["a"], "give 2 values, one per column, not 1"),

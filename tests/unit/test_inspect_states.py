@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support.lists import each
 from support.memory_zookeeper import MemoryZooKeeper
 from support.recovering import empty_database
 from support.states import PLANNED, PROCESSED, Rig, name_databases, word_table
@@ -222,7 +223,7 @@ def test_unknown_txids_and_tables_are_told_with_those_that_are_there(make_rig: A
 # --- keys ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "text", "value"),
     [
         ("string", " as it is ", " as it is "),
@@ -242,7 +243,7 @@ def test_a_key_is_read_by_its_type(kind: str, text: str, value: Any) -> None:
     assert parse_key("t", parse_schema(f"k {kind}"), [text]) == [value]
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "text", "words"),
     [
         ("bigint", "seven", "a whole number"),

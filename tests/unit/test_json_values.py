@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings, strategies as st
+from support.lists import each
 
 from txstream.api.errors import SchemaError
 from txstream.api.schema import parse_schema
@@ -99,7 +100,7 @@ def test_spaces_around_a_value_are_json() -> None:
     assert read("a int", b' \t\r\n{"a": 1}\n', b'{"a":2} ') == [{"a": 1}, {"a": 2}]
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "reason"),
     [
         (b"", "it is not JSON: Expecting value at character 0"),
@@ -142,7 +143,7 @@ def test_what_is_no_json_object(value: bytes, reason: str) -> None:
     assert found.startswith(reason)
 
 
-@pytest.mark.parametrize(
+@each(
     ("declared", "value", "reason"),
     [
         ("string", "1", "expected string, found the number 1"),
@@ -202,7 +203,7 @@ def test_a_value_that_does_not_fit(declared: str, value: str, reason: str) -> No
     assert len(found) < 300
 
 
-@pytest.mark.parametrize(
+@each(
     ("declared", "value", "path"),
     [
         ("struct<x:struct<y:int>>", '{"x": {"y": "a"}}', "f.x.y"),
@@ -277,7 +278,7 @@ def test_invalid_utf8_can_be_replaced() -> None:
     assert read("a string", b'{"a": "x\xff"}', replace=True) == [{"a": "x\ufffd"}]
 
 
-@pytest.mark.parametrize(
+@each(
     "declared",
     [
         pa.schema([("a", pa.uint8())]),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.kafka_batches import plain
+from support.lists import each
 
 from txstream.api.errors import PartitionUnavailableError, ServiceUnavailableError, UsageError
 from txstream.api.spouts import SpoutContext
@@ -119,7 +120,7 @@ def answering(answer: Callable[[int, Any], Any]) -> KafkaClient:
     return client
 
 
-@pytest.mark.parametrize(
+@each(
     ("error_code", "records", "expected"),
     [
         (0, plain(6, b"a", b"b", epoch=3), 3),

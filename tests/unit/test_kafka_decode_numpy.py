@@ -26,6 +26,7 @@ from support.kafka_batches import (
     marker,
     sealed,
 )
+from support.lists import each
 
 from txstream.api.errors import DecodeError
 from txstream.api.spouts import SpoutContext
@@ -285,7 +286,7 @@ def test_only_neighbours_in_the_same_records_become_one_block() -> None:
     assert len(joined) == len(expected)
 
 
-@pytest.mark.parametrize(
+@each(
     ("records", "start", "end"),
     [
         ([(i, i, None, b"v" * 60, []) for i in range(300)], 0, 300),
@@ -300,7 +301,7 @@ def test_only_neighbours_in_the_same_records_become_one_block() -> None:
         ([(i, i, b"k", b"v", []) for i in range(300)], 100, 200),
     ],
 )
-@pytest.mark.parametrize("codec", [NONE, LZ4])
+@each("codec", [NONE, LZ4])
 def test_the_usual_records_are_decoded_together(
     records: list[Record], start: int, end: int, codec: int
 ) -> None:

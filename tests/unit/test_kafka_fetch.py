@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 from support.kafka_batches import Aborted, plain
+from support.lists import each
 
 from txstream.api.errors import DataLostError, PartitionUnavailableError, ShortReadError, TxstreamError
 from txstream.spouts.kafka import KafkaRange
@@ -171,7 +172,7 @@ def test_a_fetch_asks_for_what_the_batches_of_its_topic_take() -> None:
     assert broker.sizes[4]["words/2"] >= len(large)
 
 
-@pytest.mark.parametrize(("end", "last"), [(8, 6), (7, 6), (2, 0), (1, 0)])
+@each(("end", "last"), [(8, 6), (7, 6), (2, 0), (1, 0)])
 def test_a_range_ends_in_the_leader_epoch_that_was_planned(end: int, last: int) -> None:
     """Else the log was cut back between plan and read. Epochs before the last record's do not matter."""
 
@@ -254,7 +255,7 @@ def test_a_range_in_the_middle_of_a_batch_is_not_fetched_again() -> None:
     assert broker.asked == [{"words/0": 0}, {"words/0": 6}]
 
 
-@pytest.mark.parametrize(
+@each(
     ("again", "why"),
     [
         (planned(1, 4), "it begins earlier, as a replay does"),

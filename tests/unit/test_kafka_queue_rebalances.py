@@ -11,6 +11,7 @@ import pytest
 from kafka import TopicPartition
 from kafka.errors import IllegalStateError, KafkaTimeoutError, NoOffsetForPartitionError
 from support.kafka_topics import wait_until
+from support.lists import each
 from support.spouts import OpenSpout
 
 from txstream.api.errors import TopologyError
@@ -337,7 +338,7 @@ def test_an_error_of_the_reader_reaches_the_spouts_thread(
         spout.spout.next_tuple()
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "message"),
     [
         ("orders", "KafkaQueueSpout takes a KafkaSource, not str"),

@@ -30,6 +30,7 @@ from support.kafka_batches import (
     plain,
     sealed,
 )
+from support.lists import each
 
 from txstream.api.errors import DecodeError
 from txstream.spouts.kafka import KafkaRange
@@ -65,7 +66,7 @@ def test_several_batches_and_the_position_behind_them() -> None:
     assert position == 3
 
 
-@pytest.mark.parametrize(("start", "end"), [(0, 6), (1, 5), (2, 4), (3, 3 + 1), (4, 6), (0, 2)])
+@each(("start", "end"), [(0, 6), (1, 5), (2, 4), (3, 3 + 1), (4, 6), (0, 2)])
 def test_only_the_planned_offsets_come_out(start: int, end: int) -> None:
     header: Headers = [("h", b"x")]
     data = batch(0, [(i, 9, b"k", b"%d" % i, header if i % 2 else []) for i in range(4)]) + plain(
@@ -175,7 +176,7 @@ def test_a_flipped_bit_is_noticed_and_leaves_no_rows() -> None:
     assert rows(columns) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("at", "form", "value", "reason"),
     [
         (16, ">b", 3, "format 3"),
@@ -197,8 +198,8 @@ def test_a_batch_with_a_right_checksum_and_wrong_contents(
         read(sealed(data), 0, 2)
 
 
-@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
-@pytest.mark.parametrize("at", [0, 1, 3, 11, -9])
+@each("codec", [GZIP, SNAPPY, LZ4, ZSTD])
+@each("at", [0, 1, 3, 11, -9])
 def test_a_compressed_batch_with_a_right_checksum_and_a_wrong_byte(codec: int, at: int) -> None:
     """Whatever the library raises, the error is CorruptBatchError. A byte that nothing checks may pass."""
     data = bytearray(plain(0, *[b"%d" % (i % 7) for i in range(100)], codec=codec))
@@ -245,8 +246,8 @@ def legacy(magic: int, codec: int) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize(("magic", "codec"), [(0, NONE), (1, NONE), (1, GZIP)])
-@pytest.mark.parametrize("skip_lost", [False, True])
+@each(("magic", "codec"), [(0, NONE), (1, NONE), (1, GZIP)])
+@each("skip_lost", [False, True])
 def test_records_from_before_kafka_0_11_are_refused_at_once(magic: int, codec: int, skip_lost: bool) -> None:
     """They are not lost, so `on_data_loss="skip"` does not skip them."""
     fetcher = RangeFetcher(

@@ -13,6 +13,7 @@ import pytest
 from kafka import KafkaConsumer
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.sasl import SASL_MECHANISMS
+from support.lists import each
 
 from txstream.api.errors import CorruptStateError, TopologyError, UsageError
 from txstream.api.schema import parse_schema
@@ -37,7 +38,7 @@ def test_the_output_is_sparks_kafka_columns() -> None:
     assert OpaqueSpout(KafkaSource("lines")).output.equals(parse_schema(expected))
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "named"),
     [
         ({}, "either topics"),
@@ -136,7 +137,7 @@ def test_starting_offsets_always_have_an_entry_for_all_others() -> None:
     assert KafkaSource("lines", starting_offsets=mixed).starting_offsets == {**mixed, "*": "earliest"}
 
 
-@pytest.mark.parametrize("option", sorted(OWNED))
+@each("option", sorted(OWNED))
 def test_options_that_txstream_owns_are_refused_with_what_to_do(option: str) -> None:
     with pytest.raises(TopologyError, match=f"cannot set '{option}'"):
         KafkaSource("lines", client_options={option: "x"})
@@ -161,7 +162,7 @@ LOGIN = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "named"),
     [
         ({"security_protocol": "FOO"}, "security_protocol .*'FOO'; it must be 'PLAINTEXT' or 'SSL' or"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from support.lists import each
 
 from txstream import (
     BasicBolt,
@@ -297,7 +298,7 @@ def test_a_table_that_is_there_already_needs_the_index(tmp_path: Path) -> None:
             assert len(test.table("orders")) == 2
 
 
-@pytest.mark.parametrize(
+@each(
     ("declare", "words"),
     [
         (lambda: SqlTable("t", "at timestamp", keep="90x"), "write how long rows are kept, such as '90d'"),
@@ -360,8 +361,8 @@ class Frame(DataFrameBolt):
     output = "at timestamp"
 
 
-@pytest.mark.parametrize("between", [False, True], ids=["directly", "with a bolt between"])
-@pytest.mark.parametrize(
+@each("between", [False, True], ids=["directly", "with a bolt between"])
+@each(
     ("bolt", "is_committer", "words"),
     [
         (Times, True, "is filled in the commit phase, where no late record can be set aside; fill it before"),

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from pyspark import cloudpickle
 from support.folds import prepared, to_batch
+from support.lists import each
 
 import txstream.folding
 from txstream.api.bolts import OutputFieldsDeclarer
@@ -195,7 +196,7 @@ def broken(left: int, right: int) -> Any:
     raise ZeroDivisionError("by hand")
 
 
-@pytest.mark.parametrize(
+@each(
     ("reducer", "message"),
     [
         (
@@ -224,7 +225,7 @@ def test_what_a_function_does_wrong_is_told_with_its_key(reducer: Reducer, messa
     assert told.value.__cause__ is not None or "None" in message
 
 
-@pytest.mark.parametrize(
+@each(
     ("reducers", "message"),
     [
         ({"x": Last("x", by="nowhere")}, "needs a field 'nowhere'"),
@@ -249,8 +250,8 @@ def test_a_function_travels_with_its_bolt() -> None:
     assert shipped.reducers["x"].combine(41, 41) == 42
 
 
-@pytest.mark.parametrize("reducer", [Min("y"), Max("y"), Sum("y"), Last("y", by="y")], ids=str)
-@pytest.mark.parametrize("where", ["key", "value"])
+@each("reducer", [Min("y"), Max("y"), Sum("y"), Last("y", by="y")], ids=str)
+@each("where", ["key", "value"])
 def test_not_a_number_is_refused_with_its_tuple(reducer: Reducer, where: str) -> None:
     schema = parse_schema("k double, y double")
     bolt = SqlStateBolt(SqlState("t", key="k double", value="y double"), y=reducer)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.inmemory import MemoryCoordinator, MemoryLog, Range
+from support.lists import each
 from support.loops import Run, World, failing_once, wait, words
 
 from txstream.api.errors import (
@@ -491,7 +492,7 @@ def test_a_driver_that_dies_at_a_point_is_recovered_by_the_next(
 # --- what failures mean ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("error", "verdict"),
     [
         (BatchFailedError("x"), Verdict.REPLAY),

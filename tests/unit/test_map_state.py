@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
+from support.lists import each
 
 from txstream.api.errors import StateValueError, UsageError
 from txstream.api.stable_hash import task_of
@@ -107,7 +108,7 @@ def test_a_value_is_at_once_what_a_read_would_give() -> None:
 KEYS = "state 'words' \\(table 'words'\\), key "
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "message"),
     [
         (None, "word=None: .*a null cannot be found again"),
@@ -128,7 +129,7 @@ def test_a_wrong_key_is_named(key: Any, message: str) -> None:
     assert table.asked == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "message"),
     [
         ("a", r"'a': expected a tuple of 2 \(word string, day date\)"),
@@ -150,7 +151,7 @@ def test_text_that_databases_do_not_keep_is_no_value() -> None:
         state.put("a", "x\0")
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "message"),
     [
         (None, "there is no null in a state"),
@@ -171,7 +172,7 @@ def test_a_wrong_value_is_named_with_its_key(value: Any, message: str) -> None:
     assert state.deltas().num_rows == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "message"),
     [
         ((1, math.nan), "NaN is no number"),
@@ -193,7 +194,7 @@ def test_a_key_that_is_not_a_number_is_refused() -> None:
         state.get(math.nan)
 
 
-@pytest.mark.parametrize(
+@each(
     "use",
     [
         lambda state: state.multi_put(["a"], [1, 2]),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.inmemory import MemoryLog, MemorySource
+from support.lists import each
 
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, Committer
 from txstream.api.builder import TransactionalTopologyBuilder
@@ -78,7 +79,7 @@ def test_states_are_found_in_the_class_and_in_the_constructor() -> None:
     assert found == [("a", "accounts"), ("b", "other")]
 
 
-@pytest.mark.parametrize(
+@each(
     ("spout", "declared", "expected"),
     [
         (OpaqueSpout, None, "opaque"),
@@ -130,7 +131,7 @@ class Stored(SqlStateBolt):
     states = {"a": ACCOUNTS}  # noqa: RUF012 - as a user would write it
 
 
-@pytest.mark.parametrize(
+@each(
     ("bolt", "message"),
     [
         (Basic(), "Basic is no BatchBolt"),
@@ -146,7 +147,7 @@ def test_other_bolts_are_refused(bolt: Bolt, message: str) -> None:
         built(bolt)
 
 
-@pytest.mark.parametrize("states", [["accounts"], {"a": "accounts"}, {1: ACCOUNTS}, None])
+@each("states", [["accounts"], {"a": "accounts"}, {1: ACCOUNTS}, None])
 def test_what_is_no_mapping_of_names_to_states_is_refused(states: Any) -> None:
     bolt = Keeper()
     bolt.states = states
@@ -169,7 +170,7 @@ def test_two_uses_of_one_table_are_refused() -> None:
 PAIRS = SqlState("pairs", key="account string, branch int", value="n bigint")
 
 
-@pytest.mark.parametrize(
+@each(
     "group",
     [
         lambda given: given.fields_grouping("lines", "account"),
@@ -182,7 +183,7 @@ def test_several_tasks_may_be_grouped_by_a_part_of_the_key(group: Callable[[Bolt
     assert built(Keeper(a=PAIRS), 3, group)
 
 
-@pytest.mark.parametrize(
+@each(
     "group",
     [
         lambda given: given.fields_grouping("lines", "account", "branch"),
@@ -210,7 +211,7 @@ def test_a_field_of_another_type_than_the_key_column_is_refused() -> None:
         built(Keeper(a=wide), 2, lambda given: given.fields_grouping("lines", "branch"))
 
 
-@pytest.mark.parametrize("rows", [-1, 1.5, True, "many"])
+@each("rows", [-1, 1.5, True, "many"])
 def test_a_cache_has_a_whole_number_of_rows(rows: Any) -> None:
     with pytest.raises(TopologyError, match=r"cache_rows is .*; it must be a whole number"):
         SqlState("accounts", key="account string", value="n bigint", cache_rows=rows)

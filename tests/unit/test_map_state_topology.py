@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.committing import WORDS, word_source
+from support.lists import each
 from support.map_states import BALANCES, FIELDS, Ledger, bank, check, committed, expected, movements
 
 from txstream.api.bolts import BatchBolt, Committer
@@ -358,7 +359,7 @@ def tally(source: MemorySpout, spout: Any) -> Topology:
     return builder.build()
 
 
-@pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout, NonTransactionalSpout])
+@each("spout", [OpaqueSpout, TransactionalSpout, NonTransactionalSpout])
 def test_a_transactional_table_skips_what_it_has_and_a_plain_one_counts_it_twice(spout: Any) -> None:
     TallyTwice.failures = [BatchFailedError("later")]
     with word_source() as source, TopologyTest(tally(source, spout), width=1) as test:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from support.inmemory import CONTEXT, attempt
+from support.lists import each
 
 from txstream.api.errors import (
     BatchFailedError,
@@ -122,7 +123,7 @@ def test_a_tuple_is_always_a_row_and_a_list_may_be_a_value() -> None:
         assert batch.to_pydict() == {"words": [["a", "b"], ["c"]]}
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "message"),
     [
         (("a", "x"), "'p', row 2: 'x' (str) cannot be held by field 'n', which is declared as bigint"),
@@ -222,7 +223,7 @@ def test_identity_is_the_schema() -> None:
     assert MemorySpout("n bigint").identity() == {"output": "n bigint"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "error", "message"),
     [
         ({"output": "value strin"}, SchemaError, "unknown type 'strin'"),
@@ -294,8 +295,8 @@ def test_a_crash_in_this_process_is_no_exception(spout: MemorySpout) -> None:
     assert read(emitter, "m", 0, 2) == ["after"]
 
 
-@pytest.mark.parametrize("marker", [Fail, Crash])
-@pytest.mark.parametrize("times", [-1, True, 1.5, None])
+@each("marker", [Fail, Crash])
+@each("times", [-1, True, 1.5, None])
 def test_markers_strike_a_number_of_times(marker: Any, times: Any) -> None:
     with pytest.raises(UsageError, match="must be a whole number from 0 on"):
         marker(times=times)

@@ -10,6 +10,7 @@ from typing import Any, NewType
 import pytest
 from hypothesis import given, strategies as st
 from support.inmemory import Range
+from support.lists import each
 
 from txstream.api.errors import CorruptStateError, TopologyError
 from txstream.api.spouts import Unavailable
@@ -196,7 +197,7 @@ def test_every_kind_of_field_comes_back(value: Everything) -> None:
     assert codec.decode_meta(json.loads(to_json(codec.encode_meta(value))), "here") == value
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "message"),
     [
         (None, "here: expected a JSON object with a batch's metas, found None"),
@@ -231,7 +232,7 @@ def test_what_txstream_did_not_write_is_refused(document: Any, message: str) -> 
         codec.decode(document, "here")
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "message"),
     [
         ({"offset": 1, "name": 5}, "'name' of an Everything must be NoneType or str, found 5"),

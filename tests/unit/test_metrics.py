@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from support.lists import each
 
 pytest.importorskip("prometheus_client")
 
@@ -221,7 +222,7 @@ def test_every_metric_has_help_and_a_prefix() -> None:
 # --- where -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "address"),
     [("9464", ("127.0.0.1", 9464)), ("0.0.0.0:80", ("0.0.0.0", 80)), ("[::1]:9464", ("::1", 9464))],
 )
@@ -229,7 +230,7 @@ def test_addresses(given: str, address: tuple[str, int]) -> None:
     assert parse_address(given) == address
 
 
-@pytest.mark.parametrize("given", ["", "here", "localhost:", "70000", "-1"])
+@each("given", ["", "here", "localhost:", "70000", "-1"])
 def test_what_is_no_address_is_refused(given: str) -> None:
     with pytest.raises(UsageError, match=r"it takes PORT or HOST:PORT"):
         parse_address(given)

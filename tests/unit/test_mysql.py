@@ -10,6 +10,7 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
+from support.lists import each
 from support.states import word_table
 
 from txstream.api.errors import ServiceUnavailableError, StateTableError, StateValueError, UsageError
@@ -146,7 +147,7 @@ def test_a_frozen_client_is_ended_before_the_message_timeout(message_timeout: fl
     assert found.silence_seconds > found.lock_timeout_seconds
 
 
-@pytest.mark.parametrize(
+@each(
     ("version", "expected"),
     [
         ("5.5.5-10.11.6-MariaDB-0+deb12u1", True),
@@ -159,7 +160,7 @@ def test_servers_are_told_apart(version: str, expected: bool) -> None:
     assert is_mariadb(version) is expected
 
 
-@pytest.mark.parametrize(
+@each(
     "version",
     ["8.0.19", "8.4.0-debug", "9.7.4-2", "10.3.3-MariaDB", "5.5.5-10.11.6-MariaDB-0+deb12u1", "what"],
 )
@@ -167,7 +168,7 @@ def test_servers_that_are_new_enough(version: str) -> None:
     refuse_old_server(version, "here/db")
 
 
-@pytest.mark.parametrize(
+@each(
     ("version", "expected"),
     [
         ("5.7.44-log", "is MySQL 5.7.44-log, and txstream needs MySQL 8.0.19 or newer"),
@@ -325,9 +326,7 @@ def test_defaults_of_text_and_bytes_are_expressions(
     assert str(found.compile(dialect=mysql.dialect(), compile_kwargs=options)) == expected
 
 
-@pytest.mark.parametrize(
-    "url", ["mysql://host/db", "mariadb://host:3306/db", "mysql+pymysql://me:pw@HOST/db?x=y"]
-)
+@each("url", ["mysql://host/db", "mariadb://host:3306/db", "mysql+pymysql://me:pw@HOST/db?x=y"])
 def test_one_place_however_it_is_spelled(url: str) -> None:
     assert place_of(url) == place_of("mysql://host/db")
     assert place_of(url) != place_of("mysql://host:3307/db")
@@ -344,9 +343,7 @@ def test_a_password_is_not_shown() -> None:
     assert "hidden" not in database.display_url
 
 
-@pytest.mark.parametrize(
-    "url", ["mysql://me@host", "mariadb://me@host:3306/", "mysql://me@host/?ssl_disabled=true"]
-)
+@each("url", ["mysql://me@host", "mariadb://me@host:3306/", "mysql://me@host/?ssl_disabled=true"])
 def test_a_url_without_a_database(url: str) -> None:
     with pytest.raises(UsageError, match=r"names no database; write .* mysql://user@host/name"):
         open_sql_database(url)

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 from support.committing import WORDS, word_source
+from support.lists import each
 from support.one_database import two_tables
 from support.recovering import Site
 
@@ -151,7 +152,7 @@ def test_no_row_is_taken_for_two(rows: Sequence[int], names: str) -> None:
         prove_distinct("t", databases, Epoch(3))
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
+@each("count", [1, 2, 5])
 def test_fences_that_are_apart_end_at_one_attempt(count: int) -> None:
     databases = [Fenced(f"db{number}", [attempt_id(3, 0)]) for number in range(count)]
     at = prove_distinct("t", databases, Epoch(3))
@@ -250,7 +251,7 @@ def test_urls_that_look_alike_without_their_passwords_are_refused(source: Memory
         state_targets(two_tables(source, *urls), "sqlite:///default.db", open_database)
 
 
-@pytest.mark.parametrize(
+@each(
     "query",
     [
         "service=two",
@@ -337,9 +338,7 @@ def test_fsck_tells_that_a_run_took_one_database_for_two(tmp_path: Path) -> None
 # --- secrets and names --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", ["passwd", "password", "PWD", "sslpassword", "client_secret", "authToken", "sslkey", "api_key"]
-)
+@each("name", ["passwd", "password", "PWD", "sslpassword", "client_secret", "authToken", "sslkey", "api_key"])
 def test_a_secret_in_an_option_is_hidden_wherever_the_url_is_shown(name: str) -> None:
     url = f"mysql://me@host/x?{name}=geheim&charset=utf8mb4"
     for shown in (StateDatabase(url).display_url, urls.shown(url), without_password(url)):

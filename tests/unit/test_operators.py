@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.bolts import CountByHand
 from support.inmemory import MemoryLog
+from support.lists import each
 from support.loops import DEADLINE_SECONDS, TOPOLOGY, Run, World, wait, words
 
 import txstream.engine.loop.operator_requests
@@ -187,7 +188,7 @@ def test_a_spout_may_have_fewer_slots_and_then_as_many_as_its_parallelism() -> N
     stop(run)
 
 
-@pytest.mark.parametrize(
+@each(
     ("slots", "words_of_refusal"),
     [
         ({"cuont": 2}, ["no component 'cuont'", "count, lines, split, store"]),
@@ -451,7 +452,7 @@ def test_a_stop_at_a_txid_commits_that_one_and_none_after_it() -> None:
     assert sorted(world.table.batches) == [1, 2]
 
 
-@pytest.mark.parametrize(
+@each(
     ("at", "words_of_refusal"),
     [
         (1, "txid 1 is committed already: the first that the run can end after is txid 3"),

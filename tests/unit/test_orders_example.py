@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from support.lists import each
 
 from txstream.api.spouts import OpaqueSpout
 from txstream.examples.orders import FIELDS, graph, topology
@@ -38,7 +39,7 @@ def test_what_is_in_the_table(latest: bool, expected: dict[Any, Any]) -> None:
         assert test.table("orders") == expected
 
 
-@pytest.mark.parametrize("semantics", ["opaque", "transactional", "non-transactional"])
+@each("semantics", ["opaque", "transactional", "non-transactional"])
 def test_it_is_built_for_a_topic(semantics: Any) -> None:
     built = topology("orders", semantics)
     assert "topic string" in built.describe()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.inmemory import MemoryLog
+from support.lists import each
 from support.loops import Run, World, failing_once
 
 from txstream.api.builder import TransactionalTopologyBuilder
@@ -185,8 +186,8 @@ def test_a_run_waits_until_the_rate_allows_more() -> None:
         assert sum(limit for at, limit in planned if at <= seconds) <= 4 + 4 * seconds
 
 
-@pytest.mark.parametrize("name", ["max_batch_latency_seconds", "max_records_per_second"])
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), True, "2"])
+@each("name", ["max_batch_latency_seconds", "max_records_per_second"])
+@each("value", [0, -1.0, float("nan"), float("inf"), True, "2"])
 def test_a_goal_that_cannot_be_meant_is_refused(name: str, value: object) -> None:
     source = MemorySpout("word string")
     with pytest.raises(TopologyError, match=f"{name} is .*; it must be a number above 0"):

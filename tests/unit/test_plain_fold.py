@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support import simulated
+from support.lists import each
 from support.simulated import LINES, counts, tops
 
 from txstream import (
@@ -166,7 +167,7 @@ class Tells(BatchBolt):
         self.collector.emit((self.context.task_index,))
 
 
-@pytest.mark.parametrize(
+@each(
     ("stream", "grouping", "expected"),
     [
         ("chosen", "direct_grouping", {(1,): (4,)}),

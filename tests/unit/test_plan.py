@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.bolts import CountByHand, Passing, Split, chain, compiled, word_count, words_state
 from support.inmemory import CONTEXT, MemoryLog, MemorySource, Range, attempt
+from support.lists import each
 from support.topologies import CommitCount
 
 from txstream.api.builder import TransactionalTopologyBuilder
@@ -96,7 +97,7 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("reduce", "reducers", "edge"),
     [
         (ReduceBolt("word", n=Count()), {"n": Sum("n")}, Edge.PASS),
@@ -175,7 +176,7 @@ def test_what_only_the_engines_pickling_can_tell_is_refused_before_the_run() -> 
 # --- how wide a batch is -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("records", "partitions", "width"),
     [
         (0, 0, 1),
@@ -195,7 +196,7 @@ def test_a_batch_gets_as_many_spark_tasks_as_it_is_worth(
     assert batch_width(records, partitions, max_width=8) == width
 
 
-@pytest.mark.parametrize(
+@each(
     ("records", "record_seconds", "width"),
     [(10_000, 3e-6, 1), (100_000, 1.2e-6, 3), (10, 0.01, 2), (1_000, 0.01, 8), (500_000, 0.0, 1)],
 )

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path, PurePosixPath
 
 import pytest
+from support.lists import each
 
 import check_no_skips
 import check_types
@@ -320,7 +321,7 @@ def test_a_failed_test_of_services_that_passes_by_itself_is_flaky() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("status", "failed", "why"),
     [
         (1, {UNIT: "wrong", SLOW: "slow"}, f"needs no service: {UNIT}"),

@@ -22,6 +22,7 @@ from google.protobuf import (
 )
 from google.protobuf.message import DecodeError
 from hypothesis import given, strategies as st
+from support.lists import each
 
 from txstream.api.errors import SchemaError, UsageError
 from txstream.api.schema import format_schema
@@ -208,7 +209,7 @@ def test_a_number_that_an_enum_does_not_have_is_refused() -> None:
 RECURSIVE = class_of(file_of("int64 id = 1", "Order parent = 2"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("schema", "words"),
     [
         (RECURSIVE, "field 'parent' is a shop.Order inside a shop.Order"),
@@ -292,7 +293,7 @@ READER = [
 ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("writer", "words"),
     [
         (

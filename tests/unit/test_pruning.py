@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support.lists import each
 from support.states import Rig
 from support.tables import is_sql, store_at
 
@@ -130,7 +131,7 @@ class TestLedger:
 # --- how long ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected", "shown"),
     [
         ("7d", Keep(604800.0, None), "7d"),
@@ -150,7 +151,7 @@ def test_limits(text: str, expected: Keep, shown: str) -> None:
     assert Settings(ledger_keep=text).keep == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "why"),
     [
         ("", "is no limit"),

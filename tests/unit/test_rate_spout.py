@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.inmemory import CONTEXT, attempt
+from support.lists import each
 
 from txstream.api.errors import DataLostError, TopologyError
 from txstream.batch_metas import MetaCodec
@@ -117,7 +118,7 @@ def test_a_given_start() -> None:
     ]
 
 
-@pytest.mark.parametrize("per_second", [3, 0.3, 1 / 3, 1e6])
+@each("per_second", [3, 0.3, 1 / 3, 1e6])
 def test_times_do_not_drift(per_second: float) -> None:
     """The time of row n is n / rate, rounded down to a microsecond, however large n is."""
     source = RateSpout(per_second)
@@ -135,7 +136,7 @@ def test_long_ranges_come_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [n for batch in batches for n in batch.to_pydict()["n"]] == list(range(7, 27, 2))
 
 
-@pytest.mark.parametrize("limit", [0, 1, 2, 7])
+@each("limit", [0, 1, 2, 7])
 def test_an_end(limit: int) -> None:
     clock = Clock()
     source = RateSpout(1000, 3, limit_rows=limit, clock=clock)
@@ -155,7 +156,7 @@ def test_without_an_end_there_is_no_catching_up() -> None:
         RateSpout(1).coordinator(CONTEXT).targets()
 
 
-@pytest.mark.parametrize(
+@each(
     ("partition", "meta", "message"),
     [
         ("2", RateRange(0, 1, 0), "has the partitions 0 to 1, but '2' is planned"),
@@ -184,7 +185,7 @@ def test_identity_is_what_rows_are_made_of() -> None:
     assert RateSpout(5, start=START).identity()["start"] == "2026-11-21T12:00:00+00:00"
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "message"),
     [
         ({"rows_per_second": 0}, "rows_per_second is 0; it must be more than 0"),

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from support.lists import each
 
 from txstream.api.errors import TopologyError
 from txstream.api.reducers import Count, Custom, Last, Max, Min, Put, Reducer, Sum, custom
@@ -18,7 +19,7 @@ ORDERED = [pa.string(), pa.binary(), pa.bool_()]
 OTHERS = [pa.list_(pa.int64()), pa.struct([("a", pa.int64())])]
 
 
-@pytest.mark.parametrize("data_type", [*NUMBERS, *TIMES, *ORDERED, *OTHERS], ids=str)
+@each("data_type", [*NUMBERS, *TIMES, *ORDERED, *OTHERS], ids=str)
 def test_what_each_reducer_takes(data_type: pa.DataType) -> None:
     assert Count("x").accepts(data_type)
     assert Sum("x").accepts(data_type) == (data_type in NUMBERS)
@@ -27,7 +28,7 @@ def test_what_each_reducer_takes(data_type: pa.DataType) -> None:
     assert custom(max, None, field="x").accepts(data_type)
 
 
-@pytest.mark.parametrize("data_type", [*NUMBERS, *TIMES, *ORDERED], ids=str)
+@each("data_type", [*NUMBERS, *TIMES, *ORDERED], ids=str)
 def test_arrow_has_both_steps_of_what_a_reducer_says_it_takes(data_type: pa.DataType) -> None:
     table = pa.table({"k": [1, 1], "x": pa.array([None, None], data_type)})
     taken = [r for r in (Count("x"), Sum("x"), Min("x"), Max("x")) if r.accepts(data_type)]
@@ -38,7 +39,7 @@ def test_arrow_has_both_steps_of_what_a_reducer_says_it_takes(data_type: pa.Data
         assert again.num_rows == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("reducer", "data_type", "expected"),
     [
         (Count(), None, pa.int64()),
@@ -88,13 +89,13 @@ def test_a_reducer_shows_what_it_reduces() -> None:
     ]
 
 
-@pytest.mark.parametrize("by", ["", (), ("t", ""), (1,), None])
+@each("by", ["", (), ("t", ""), (1,), None])
 def test_last_needs_to_know_the_order(by: Any) -> None:
     with pytest.raises(TopologyError, match=r"Last\('x', by=.*: by is a field or a tuple of fields"):
         Last("x", by=by)
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "message"),
     [
         ((3, 0), "takes a function of two values, not 3"),
@@ -119,7 +120,7 @@ def test_merging_in_python() -> None:
     assert [r.combine(5, 3) for r in reducers] == [8, 8, 3, 5, 3, 3, 125]
 
 
-@pytest.mark.parametrize(
+@each(
     ("identity", "values", "expected"),
     [
         (1, [2, None, 3], 6),

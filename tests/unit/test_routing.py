@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from hypothesis import given, strategies as st
+from support.lists import each
 from support.routes import CUTS, KEYED, TEXTS, UNTIMED, opened, pieces, sent, words
 
 from txstream.api.errors import ShortBatchError, TupleError
@@ -39,7 +40,7 @@ def test_an_even_spread_never_differs_by_more_than_one_row(
     assert sum(loads) == sum(sizes)
 
 
-@pytest.mark.parametrize("kind", EVEN)
+@each("kind", EVEN)
 def test_batches_of_one_row_go_round_from_the_start(kind: GroupingKind) -> None:
     router = opened(kind, 3, start=5)
     order = [task for _ in range(7) for task, _ in router.route(words(["a"]))]
@@ -103,7 +104,7 @@ def test_a_direct_stream_needs_a_task_that_exists(tasks: int) -> None:
             router.route(words(["a"]), wrong)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in GroupingKind if kind is not GroupingKind.DIRECT])
+@each("kind", [kind for kind in GroupingKind if kind is not GroupingKind.DIRECT])
 def test_other_groupings_do_not_look_at_a_direct_task(kind: GroupingKind) -> None:
     batch = words(["a", "b", "c", "d", "e"])
     assert sent(opened(kind, 3), [batch], 99) == sent(opened(kind, 3), [batch])
@@ -132,7 +133,7 @@ def test_a_local_router_needs_a_task(together: bool) -> None:
         open_local_router([], "count", 0, together=together)
 
 
-@pytest.mark.parametrize("kind", GroupingKind)
+@each("kind", GroupingKind)
 def test_a_router_needs_a_task(kind: GroupingKind) -> None:
     with pytest.raises(TupleError, match=r"component 'count' has 0 tasks; .* needs at least one"):
         opened(kind, 0)
@@ -165,7 +166,7 @@ def _parts(router: Router, batches: Iterable[pa.RecordBatch]) -> Iterable[tuple[
             yield task, part.column("row").to_pylist()
 
 
-@pytest.mark.parametrize("name", ROUTERS)
+@each("name", ROUTERS)
 def test_a_batch_without_rows_goes_nowhere(name: str) -> None:
     router = every_router()[name]
     assert list(router.route(words([]), 2)) == []

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
+from support.lists import each
 from support.routes import (
     CUTS,
     KEYED,
@@ -94,8 +95,8 @@ def skewed(seed: int, rows: int) -> list[str]:
     return ["hot" if chooser.random() < 0.3 else f"word-{seed}-{other}" for other in others]
 
 
-@pytest.mark.parametrize("emitters", [1, 4])
-@pytest.mark.parametrize("seed", range(3))
+@each("emitters", [1, 4])
+@each("seed", range(3))
 def test_a_hot_key_overloads_a_task_of_a_fields_grouping_but_not_of_a_partial_key(
     seed: int, emitters: int
 ) -> None:
@@ -234,8 +235,8 @@ def test_a_distinct_key_is_hashed_once_per_batch(
     assert set(asked.values()) == {1}
 
 
-@pytest.mark.parametrize("kind", KEYED)
-@pytest.mark.parametrize(
+@each("kind", KEYED)
+@each(
     ("column", "reason"),
     [
         (pa.array([[1], [2]]), r"a value of type list cannot be grouped by: \[1\]"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.lists import each
 
 from txstream.api.rows import UnfitValueError, to_array, to_record_batch
 from txstream.api.schema import parse_schema
@@ -16,7 +17,7 @@ NOON = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
 DAY = datetime.date(2026, 11, 21)
 
 
-@pytest.mark.parametrize(
+@each(
     ("declared", "values"),
     [
         ("string", ["a", None, "größe"]),
@@ -41,7 +42,7 @@ def test_values_come_back_as_they_were(declared: str, values: list[Any]) -> None
     assert batch.column(0).to_pylist() == values
 
 
-@pytest.mark.parametrize(
+@each(
     ("declared", "value"),
     [
         ("bigint", 1.5),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.bolts import word_count
 from support.inmemory import MemoryLog
+from support.lists import each
 
 from txstream.api.errors import UsageError
 from txstream.engine.loop.slots import Slots, check_scale, fitting_scale
@@ -12,13 +13,13 @@ from txstream.engine.loop.slots import Slots, check_scale, fitting_scale
 COMPONENTS = {"lines": (2, 2), "split": (1, 4), "count": (2, 3)}
 
 
-@pytest.mark.parametrize("slots", [{"split": 4}, {"split": 1, "count": 3}, {"lines": 2}])
+@each("slots", [{"split": 4}, {"split": 1, "count": 3}, {"lines": 2}])
 def test_up_to_its_tasks_a_component_may_have_any_slots(slots: dict[str, int]) -> None:
     assert check_scale(slots, COMPONENTS) == slots
     assert fitting_scale(slots, COMPONENTS) == (slots, [])
 
 
-@pytest.mark.parametrize(
+@each(
     ("slots", "words"),
     [
         ({"cuont": 2}, ["'cuont'", "count, lines, split"]),

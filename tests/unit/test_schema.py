@@ -7,12 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
+from support.lists import each
 
 from txstream.api.errors import SchemaError, TopologyError
 from txstream.api.schema import format_schema, format_type, parse_schema
 
 
-@pytest.mark.parametrize(
+@each(
     ("word", "expected"),
     [
         ("string", pa.string()),
@@ -55,7 +56,7 @@ def test_several_fields_with_colons_quotes_and_blanks() -> None:
     assert format_schema(schema) == "word string, n bigint, `it``s` double"
 
 
-@pytest.mark.parametrize(
+@each(
     ("declaration", "message"),
     [
         ("", "a type declaration is empty; write for example 'word string, n bigint'"),
@@ -96,7 +97,7 @@ def test_a_schema_error_is_a_topology_error() -> None:
     assert issubclass(SchemaError, TopologyError)
 
 
-@pytest.mark.parametrize("declaration", [5, None, ["word string"]])
+@each("declaration", [5, None, ["word string"]])
 def test_only_strings_and_arrow_schemas_declare(declaration: Any) -> None:
     with pytest.raises(SchemaError, match=r"not by (int|NoneType|list)"):
         parse_schema(declaration)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from support.lists import each
 
 from txstream.api.errors import TxidRegressionError
 from txstream.api.reducers import Max, Min, Reducer, Sum
@@ -104,12 +105,12 @@ def run(semantics: Semantics, reducer: Reducer, steps: Sequence[Step]) -> tuple[
     return None if plain is None else (plain,)
 
 
-@pytest.mark.parametrize("case", CASES, ids=title)
+@each("case", CASES, ids=title)
 def test_value_rule(case: Case) -> None:
     assert run(case.semantics, case.reducer, case.steps) == case.expected
 
 
-@pytest.mark.parametrize("case", REGRESSIONS, ids=title)
+@each("case", REGRESSIONS, ids=title)
 def test_an_older_batch_is_refused(case: Case) -> None:
     with pytest.raises(TxidRegressionError, match="newer"):
         run(case.semantics, case.reducer, case.steps)

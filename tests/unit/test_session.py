@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark import SparkConf, SparkContext
 from support.inmemory import MemoryLog, MemorySource
+from support.lists import each
 
 from txstream.api.bolts import BasicBolt, Bolt, DataFrameBolt, OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder
@@ -24,10 +25,8 @@ from txstream.engine.start.run_services import RunServices
 from txstream.settings import Settings
 
 
-@pytest.mark.parametrize(
-    ("workers", "slots", "cores", "most"), [(1, 4, 4, 4), (2, 4, 2, 4), (3, 4, 2, 6), (4, 1, 1, 4)]
-)
-@pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://host"])
+@each(("workers", "slots", "cores", "most"), [(1, 4, 4, 4), (2, 4, 2, 4), (3, 4, 2, 6), (4, 1, 1, 4)])
+@each("master", ["spark://host:7077", "yarn", "k8s://host"])
 def test_a_cluster_is_asked_for_so_many_executors(
     workers: int, slots: int, cores: int, most: int, master: str
 ) -> None:

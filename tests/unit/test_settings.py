@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.lists import each
 
 from txstream import embedded
 from txstream.api.errors import UsageError
@@ -79,7 +80,7 @@ def test_resolving_twice_changes_nothing() -> None:
     assert once.resolve() == once
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "words"),
     [
         ("zookeeper =", ["txstream.toml", "cannot be read"]),
@@ -124,7 +125,7 @@ def test_missing_addresses_are_told_with_every_way_to_give_them() -> None:
             assert way in str(refused.value)
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+@each("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_deadlines_are_positive_numbers(seconds: float) -> None:
     with pytest.raises(UsageError, match="connect_timeout_seconds"):
         Settings(connect_timeout_seconds=seconds)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 from support.inmemory import attempt
+from support.lists import each
 
 from txstream.api.errors import (
     BatchFailedError,
@@ -114,7 +114,7 @@ def test_an_error_that_was_told_before_is_not_told_twice() -> None:
     assert type(told(trace_of(unavailable), "price")) is PartitionUnavailableError
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "remedy"),
     [
         ("ModuleNotFoundError: No module named 'prices'", "ship your own modules with --py-files"),
@@ -131,7 +131,7 @@ def test_what_an_executor_cannot_import_is_told_with_the_remedy(line: str, remed
         assert remedy in str(error)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "reason"),
     [
         ("An error occurred\n: Job aborted due to stage failure: it crashed\n\tat x", ": Job aborted due to"),

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import pytest
 from support.bolts import word_count
 from support.inmemory import MemoryLog
+from support.lists import each
 
 from txstream.api.errors import BoltError, ServiceUnavailableError, SparkLostError, UsageError
 from txstream.engine.spark import master as masters
@@ -82,7 +83,7 @@ def test_what_takes_too_long_ends_with_the_process(process: subprocess.Popen[byt
 # --- the master --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("url", "local", "in_process", "standalone", "loopback"),
     [
         ("local", True, True, False, True),
@@ -161,7 +162,7 @@ def test_what_is_no_master_is_refused_without_spark(url: str, words: str) -> Non
         RunServices(word_count(MemoryLog({})), Settings(master=url))
 
 
-@pytest.mark.parametrize(
+@each(
     ("url", "with_one_more"),
     [
         ("local", "local[2]"),
@@ -187,7 +188,7 @@ def test_all_cores_are_those_that_a_container_may_use(
     assert Master("local[*]").with_slots(1).url == f"local[{slots}]"
 
 
-@pytest.mark.parametrize(
+@each(
     "setting",
     [
         "spark.network.crypto.enabled=true",
@@ -216,7 +217,7 @@ def test_every_kind_of_master_is_accepted() -> None:
         Master(url).refuse()
 
 
-@pytest.mark.parametrize(
+@each(
     ("printed", "reason"),
     [
         (

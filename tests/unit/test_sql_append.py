@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.lists import each
 from support.states import Rig, attempt
 from support.tables import read_rows
 
@@ -333,7 +334,7 @@ class TestAppended:
         assert rows(rig, "id") == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "expected"),
     [
         ({"on_conflict": "update"}, "on_conflict is 'update'; it must be one of 'fail', 'ignore', 'replace'"),

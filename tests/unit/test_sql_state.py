@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.lists import each
 from support.states import Rig, attempt, word_table
 from support.tables import execute, read_rows, table_exists
 
@@ -352,7 +353,7 @@ class TestWords:
             database.top("word_count", topology="words")
 
 
-@pytest.mark.parametrize(
+@each(
     ("storage", "reason"),
     [
         ({"fillfactor) AS SELECT 1 --": 50}, "storage names 'fillfactor"),

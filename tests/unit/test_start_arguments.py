@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.inmemory import MemoryLog, MemorySource
+from support.lists import each
 
 from txstream import (
     Count,
@@ -32,8 +33,8 @@ def topology() -> Topology:
     return builder().build()
 
 
-@pytest.mark.parametrize("begin", [run, start])
-@pytest.mark.parametrize(
+@each("begin", [run, start])
+@each(
     ("make_arguments", "told"),
     [
         (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from support.lists import each
 
 from txstream.engine.states.state_cache import StateCache
 from txstream.transaction import TransactionAttempt, Txid, attempt_id
@@ -10,7 +10,7 @@ from txstream.transaction import TransactionAttempt, Txid, attempt_id
 MINE = TransactionAttempt(Txid(7), attempt_id(2, 1))
 
 
-@pytest.mark.parametrize(
+@each(
     ("committed", "kept"),
     [
         (MINE, True),

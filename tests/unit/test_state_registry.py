@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.committing import BATCHES, check_tables, committing, state, word_source
+from support.lists import each
 from support.map_states import FIELDS, bank, check, movements
 
 import txstream
@@ -80,13 +81,13 @@ def test_registering_can_be_taken_back() -> None:
         open_database("mine://x")
 
 
-@pytest.mark.parametrize("scheme", ["memory", "sqlite", "postgresql", "postgresql+mine"])
+@each("scheme", ["memory", "sqlite", "postgresql", "postgresql+mine"])
 def test_txstreams_own_schemes_stay_its_own(scheme: str) -> None:
     with pytest.raises(UsageError, match=f"{scheme.replace('+', '.')}:// is txstream's own"):
         txstream.register_backend(scheme, Mine)
 
 
-@pytest.mark.parametrize("scheme", ["", "Mine", "mine://", "1st", "a b"])
+@each("scheme", ["", "Mine", "mine://", "1st", "a b"])
 def test_what_is_no_scheme(scheme: str) -> None:
     with pytest.raises(UsageError, match="cannot be the scheme of a state backend"):
         txstream.register_backend(scheme, Mine)

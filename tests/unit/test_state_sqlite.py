@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from support.lists import each
 from support.states import Rig, word_table
 
 from txstream.api.errors import (
@@ -234,7 +235,7 @@ class TestFile:
             Rig(rig.database, rig.url, word_table("Word_Count"), topology="other").join()
 
 
-@pytest.mark.parametrize(
+@each(
     ("url", "expected"),
     [
         ("sqlite://", "in memory"),

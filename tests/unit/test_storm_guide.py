@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.guide import DOCS
+from support.lists import each
 
 import txstream
 import txstream.testing
@@ -55,12 +56,12 @@ def test_the_guide_has_tables() -> None:
     assert [row[1] for row in ROWS if not re.search("`", row[1]) and row[1] != "none"] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_a_name_of_ours_exists(name: str) -> None:
     assert found(name) is not None
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
+@each("name", ARGUMENTS)
 def test_an_argument_exists(name: str) -> None:
     assert name.removesuffix("=") in {p for called in CALLED for p in inspect.signature(called).parameters}
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.lists import each
 from support.storm import (
     FIRST,
     IN_COMMIT,
@@ -219,7 +220,7 @@ def test_commits_are_in_strict_order_however_many_batches_are_in_work(spout: Any
 # --- an empty batch ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", [None, Point.BEFORE_COMMIT, Point.INSIDE_COMMIT, Point.AFTER_COMMIT])
+@each("at", [None, Point.BEFORE_COMMIT, Point.INSIDE_COMMIT, Point.AFTER_COMMIT])
 def test_an_opaque_replay_that_finds_nothing_is_counted_as_0(at: Point | None) -> None:
     """What the first attempt stored is gone from the state, and comes back in the next txid."""
     only = {"p0": FIRST["p0"]}

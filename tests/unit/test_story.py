@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from support.coordinators import TRANSACTIONAL, filled, make, metas, only
 from support.inmemory import MemoryLog
+from support.lists import each
 from support.loops import DEADLINE_SECONDS, Run, World
 
 import txstream.engine.run
@@ -134,7 +135,7 @@ def old_metas(coordinator: Coordinator[Any]) -> None:
     coordinator.current = Txid(3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("broken", "sentence"),
     [
         (gap, "active txids have a gap"),

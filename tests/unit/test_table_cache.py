@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-import pytest
+from support.lists import each
 
 from txstream.api.state import SqlState
 from txstream.semantics import Semantics
@@ -16,7 +16,7 @@ STATE = SqlState("cached_words", "word string", "n bigint")
 URLS = ("sqlite:////nowhere/state.db", "postgresql://user@host/name", "mysql://user@host/name")
 
 
-@pytest.mark.parametrize("url", URLS)
+@each("url", URLS)
 def test_a_table_is_built_once_and_nothing_keeps_it(url: str) -> None:
     dialect = dialect_of(url, 1.0, 1.0)
     table = build_table(STATE, Semantics.OPAQUE, dialect)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from support.lists import each
 
 from txstream.api.errors import ServiceUnavailableError, UsageError
 from txstream.cli.context import Cli
@@ -115,7 +116,7 @@ def test_without_matplotlib_a_plot_says_what_to_install(monkeypatch: pytest.Monk
         BATCHES.plot()
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "row"),
     [
         (STATUS, {"what": "next place of lines/0", "value": "7"}),

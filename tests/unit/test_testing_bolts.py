@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from support.bolts import CountByHand, Passing, Split, words_state
+from support.lists import each
 
 from txstream.api.bolts import (
     BasicBolt,
@@ -304,7 +305,7 @@ def test_a_bolt_that_cannot_be_shipped_is_refused() -> None:
         run_bolt(Locked(), ["a"], "value string")
 
 
-@pytest.mark.parametrize(
+@each(
     ("rows", "schema", "error", "message"),
     [
         ([("a",)], "word string, n bigint", TupleError, r"row 0 of 'input' is \('a',\); its schema takes 2"),

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support.lists import each
 
 from txstream.api.errors import UsageError
 from txstream.testing import ManualClock
@@ -21,7 +22,7 @@ def test_it_stands_until_it_is_moved() -> None:
     assert repr(clock) == "ManualClock(1.5)"
 
 
-@pytest.mark.parametrize("seconds", [-1, -0.001, float("nan")])
+@each("seconds", [-1, -0.001, float("nan")])
 def test_time_only_goes_on(seconds: float) -> None:
     clock = ManualClock()
     with pytest.raises(UsageError, match="time only goes on"):

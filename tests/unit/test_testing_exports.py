@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from support.lists import each
 
 import txstream.testing
 
@@ -30,7 +30,7 @@ def test_the_lazy_table_and_the_imports_for_type_checkers_agree() -> None:
     assert dir(txstream.testing) == sorted(txstream.testing.__all__) == sorted(txstream.testing._HOME_OF)
 
 
-@pytest.mark.parametrize("name", txstream.testing.__all__)
+@each("name", txstream.testing.__all__)
 def test_every_name_resolves_to_what_its_home_has(name: str) -> None:
     home = importlib.import_module(txstream.testing._HOME_OF[name])
     assert getattr(txstream.testing, name) is getattr(home, name)

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 from support.guide import DOCS, examples, fixtures_of, load, python_of
+from support.lists import each
 
 GUIDE = DOCS / "testing.md"
 NAMES = [line[4:].partition("(")[0] for line in python_of(GUIDE).splitlines() if line.startswith("def test_")]
@@ -19,7 +20,7 @@ def guide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     return load(GUIDE, tmp_path_factory.mktemp("guide"))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in WITH_SERVICES])
+@each("name", [name for name in NAMES if name not in WITH_SERVICES])
 def test_an_example_does_what_it_says(guide: ModuleType, name: str) -> None:
     calls = {function.__name__: (function, calls) for function, calls in examples(guide)}
     function, arguments = calls[name]

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.inmemory import MemoryLog, MemorySource
+from support.lists import each
 
 from txstream.api.bolts import (
     BasicBolt,
@@ -130,7 +131,7 @@ def test_set_bolt_makes_a_state_bolt_a_committer_without_further_ado() -> None:
 # --- semantics ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("spout", "state", "chosen"),
     [
         (TransactionalSpout, None, Semantics.TRANSACTIONAL),
@@ -146,7 +147,7 @@ def test_legal_pairs_of_spout_and_state(spout: type[SourceSpout[Any]], state: An
     assert topology.states[0][1] is chosen
 
 
-@pytest.mark.parametrize(
+@each(
     ("spout", "state", "message"),
     [
         (
@@ -300,7 +301,7 @@ def unknown_type(b: TransactionalTopologyBuilder) -> None:
     b.set_bolt("split", Typo()).shuffle_grouping("lines")
 
 
-@pytest.mark.parametrize(
+@each(
     ("declare", "message"),
     [
         (
@@ -427,7 +428,7 @@ def test_what_the_builder_itself_refuses(options: dict[str, Any], message: str) 
         builder(**options)
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "message"),
     [
         (lambda: OpaqueSpout("lines"), "OpaqueSpout takes a partitioned source such as Kaf.* not str"),  # type: ignore[arg-type]
@@ -466,7 +467,7 @@ class Both(SqlStateBolt):
         declarer.declare("word string, n bigint")
 
 
-@pytest.mark.parametrize(
+@each(
     ("states", "refused"),
     [
         ([words(), words()], True),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.lists import each
 from support.tracked import Lines
 
 import txstream
@@ -83,7 +84,7 @@ def no_tasks(made: TopologyBuilder) -> None:
     TopologyBuilder("words", ackers=-1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("declare", "message"),
     [
         (

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.lists import each
 from support.tracked import Lines, LosingRunner, RichSplit, Split, Upper, words
 
 from txstream import (
@@ -330,7 +331,7 @@ class AcksNothing(RichBolt):
         self.collector.ack("a")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@each(
     ("bolt", "message"),
     [
         (AcksTwice(), r"component 'split' acked a tuple that it had acked already: Tuple\(line='a'\)"),

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, assert_type, cast
 
 import pytest
+from support.lists import each
 from support.tracked import Lines, RichSplit, Split, Upper, words
 
 from txstream import (
@@ -27,9 +28,9 @@ from txstream.testing import ManualClock, TopologyTest, TrackedTest
 from txstream.waiting import Waiting
 
 
-@pytest.mark.parametrize("split", [Split(), RichSplit()])
-@pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize("ackers", [1, 3])
+@each("split", [Split(), RichSplit()])
+@each("width", [1, 2])
+@each("ackers", [1, 3])
 def test_a_line_is_acked_when_all_of_its_words_are(split: Split | RichSplit, width: int, ackers: int) -> None:
     with TrackedTest(words(["a b c", "d", ""], split, ackers=ackers), width=width) as test:
         lines: Lines = test.spout("lines")
@@ -301,7 +302,7 @@ class TaskOf(BasicBolt):
         collector.emit([self.context.task_index, self.context.task_id])
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "stream", "message"),
     [
         (["a", "b"], "default", r"component 'lines' emitted \('a', 'b'\) to stream 'default'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, strategies as st
+from support.lists import each
 
 from txstream.transaction import (
     AttemptId,
@@ -32,7 +33,7 @@ def test_attempt_ids_are_ordered_by_epoch_then_sequence(e1: int, s1: int, e2: in
     assert (attempt_id(e1, s1) < attempt_id(e2, s2)) == ((e1, s1) < (e2, s2))
 
 
-@pytest.mark.parametrize(
+@each(
     ("epoch", "sequence", "message"),
     [
         (1 << 31, 0, "epoch 2147483648 does not fit 31 bits"),

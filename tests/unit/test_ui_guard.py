@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from support.lists import each
 from support.states import Rig
 from support.ui_site import BASE, Served, filled
 
@@ -112,7 +113,7 @@ def test_with_a_token_addresses_are_answered_and_names_of_others_are_not(locked:
     assert locked.client.get("/", headers=headers | {"host": "evil.example"}).status_code == 421
 
 
-@pytest.mark.parametrize(
+@each(
     ("host", "expected"),
     [
         ("127.0.0.1", True),

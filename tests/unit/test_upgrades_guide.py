@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from support.guide import DOCS, load
+from support.lists import each
 
 from txstream.engine.loop import ledger_pruning as pruning
 from txstream.ledger_retention import Keep
@@ -18,7 +18,7 @@ def test_its_code_runs(tmp_path: Path) -> None:
     assert load(GUIDE, tmp_path).after.defaults == {"total": 0}
 
 
-@pytest.mark.parametrize("text", re.findall(r"^\| `([\w,]+)` \|", GUIDE.read_text(encoding="utf-8"), re.M))
+@each("text", re.findall(r"^\| `([\w,]+)` \|", GUIDE.read_text(encoding="utf-8"), re.M))
 def test_its_limits_are_understood(text: str) -> None:
     assert str(Keep.parse(text)) == text
 

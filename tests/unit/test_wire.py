@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from hypothesis import given, strategies as st
 from support.inmemory import attempt
+from support.lists import each
 
 from txstream.engine.batch.messages import WorkOrder, pack, unpack
 
@@ -59,9 +59,7 @@ def test_a_work_order_survives_json() -> None:
     assert WorkOrder.from_json(order.to_json()) == order
 
 
-@pytest.mark.parametrize(
-    "module", ["txstream.engine.batch.worker", "txstream.bolts.sql", "txstream.bolts.aggregate"]
-)
+@each("module", ["txstream.engine.batch.worker", "txstream.bolts.sql", "txstream.bolts.aggregate"])
 def test_executors_load_neither_sql_nor_zookeeper(module: str) -> None:
     program = f"import {module}, sys; print(sorted({{n.split('.')[0] for n in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from support.lists import each
 
 from txstream.cli.factory import _a
 from txstream.engine.tracked.report import TrackedReport, in_words
 from txstream.wording import a, counted
 
 
-@pytest.mark.parametrize(
+@each(
     ("noun", "told"),
     [
         *(("int", "an int"), ("str", "a str"), ("OpaqueSpout", "an OpaqueSpout"), ("Event", "an Event")),

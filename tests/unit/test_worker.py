@@ -24,6 +24,7 @@ from support.bolts import (
     words_state,
 )
 from support.inmemory import MemoryLog, MemorySource, attempt
+from support.lists import each
 
 import txstream.engine.batch.collector
 import txstream.engine.batch.worker
@@ -49,9 +50,9 @@ from txstream.testing import InProcessRunner
 # --- the same results ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [1, 2, 4, None])
-@pytest.mark.parametrize("count", [CountBolt("word"), CountByHand()], ids=["one stage", "exchange"])
-@pytest.mark.parametrize("tasks", [4, 7])
+@each("width", [1, 2, 4, None])
+@each("count", [CountBolt("word"), CountByHand()], ids=["one stage", "exchange"])
+@each("tasks", [4, 7])
 def test_a_word_count_is_the_same_however_wide(count: Bolt, width: int | None, tasks: int) -> None:
     log = MemoryLog(LINES)
     topology = word_count(log, count, tasks=tasks)
@@ -119,7 +120,7 @@ def one_row_per_task(log: MemoryLog, parallelism: int) -> Topology:
     return builder.build()
 
 
-@pytest.mark.parametrize("width", [1, 2, 4])
+@each("width", [1, 2, 4])
 def test_a_state_with_one_task_behind_several_spark_tasks(width: int) -> None:
     log = MemoryLog(LINES)
     topology = one_row_per_task(log, 4)
@@ -200,9 +201,9 @@ class TwoStreams(BasicBolt):
             collector.emit(("bad", 1), stream="errors")
 
 
-@pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize(("stream", "key", "expected"), [("default", "word", 12), ("errors", "reason", 2)])
-@pytest.mark.parametrize("pass_on", [True, False])
+@each("width", [1, 2])
+@each(("stream", "key", "expected"), [("default", "word", 12), ("errors", "reason", 2)])
+@each("pass_on", [True, False])
 def test_a_bolt_gets_only_the_stream_that_it_subscribes_to(
     stream: str, key: str, expected: int, width: int, pass_on: bool
 ) -> None:
@@ -327,7 +328,7 @@ def double_a_tuple(messages: list[bytes]) -> list[bytes]:
     return [pack(header, tables), *messages[1:]]
 
 
-@pytest.mark.parametrize(
+@each(
     ("harm", "message"),
     [
         (drop_a_tuple, r"task \d of 'count' got \d+ tuples from task \d of 'split', which sent \d+"),

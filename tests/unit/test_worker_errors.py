@@ -25,6 +25,7 @@ from support.bolts import (
     words_state,
 )
 from support.inmemory import MemoryEmitter, MemoryLog, MemorySource, Range, attempt
+from support.lists import each
 
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, OutputCollector, OutputFieldsDeclarer
 from txstream.api.builder import TransactionalTopologyBuilder
@@ -95,8 +96,8 @@ class FailInPrepare(CountByHand):
         raise OSError("no such model file")
 
 
-@pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize(
+@each("width", [1, 2])
+@each(
     ("bolt", "message"),
     [(FailInFinish(), "KeyError: 'finish' (in test_"), (FailInPrepare(), "OSError: no such model file (in")],
 )
@@ -140,8 +141,8 @@ class Ends(CountByHand):
             raise self.error
 
 
-@pytest.mark.parametrize("ending", ENDING, ids=lambda ending: type(ending).__name__)
-@pytest.mark.parametrize("method", ["prepare_worker", "prepare", "execute", "finish_batch"])
+@each("ending", ENDING, ids=lambda ending: type(ending).__name__)
+@each("method", ["prepare_worker", "prepare", "execute", "finish_batch"])
 def test_what_ends_a_process_elsewhere_is_a_failure_of_the_bolt(method: str, ending: BaseException) -> None:
     log = MemoryLog({"a": ["cat"]})
     error = failure(word_count(log, Ends(method, ending), parallelism=1), log)
@@ -151,7 +152,7 @@ def test_what_ends_a_process_elsewhere_is_a_failure_of_the_bolt(method: str, end
     assert str(error).endswith(", while processing Tuple(word='cat')") == (method == "execute")
 
 
-@pytest.mark.parametrize("ending", ENDING, ids=lambda ending: type(ending).__name__)
+@each("ending", ENDING, ids=lambda ending: type(ending).__name__)
 def test_what_ends_a_process_elsewhere_is_a_failure_of_the_emitter(ending: BaseException) -> None:
     def end(*_: object) -> None:
         raise ending
@@ -162,7 +163,7 @@ def test_what_ends_a_process_elsewhere_is_a_failure_of_the_emitter(ending: BaseE
     assert f"component 'lines': {type(ending).__name__}: {ending} (in " in str(error)
 
 
-@pytest.mark.parametrize("ending", ENDING, ids=lambda ending: type(ending).__name__)
+@each("ending", ENDING, ids=lambda ending: type(ending).__name__)
 def test_what_ends_a_process_elsewhere_is_a_failure_of_the_reducer(ending: BaseException) -> None:
     def end(stored: int, delta: int) -> int:
         raise ending
@@ -238,7 +239,7 @@ class Wrong(BasicBolt):
         collector.emit(self.values, self.stream)
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "message"),
     [
         (
@@ -283,9 +284,7 @@ def test_an_unknown_stream_is_told() -> None:
     assert "component 'b0' emitted to stream 'errors', but declares 'default'" in str(error)
 
 
-@pytest.mark.parametrize(
-    "values", [["x", 1], ("x", None), iter(("x", 1)), (None, 0)], ids=["list", "tuple", "iterator", "null"]
-)
+@each("values", [["x", 1], ("x", None), iter(("x", 1)), (None, 0)], ids=["list", "tuple", "iterator", "null"])
 def test_lists_iterators_and_nulls_may_be_emitted(values: Any) -> None:
     class Once(Wrong):
         def execute(self, tup: Tuple, collector: OutputCollector) -> None:
@@ -373,7 +372,7 @@ class CountedSource(MemorySource):
     meta_type = Counted
 
 
-@pytest.mark.parametrize("records", [0, 2, 4])
+@each("records", [0, 2, 4])
 def test_more_rows_than_a_meta_has_records_are_told_before_a_bolt_gets_them(records: int) -> None:
     """A chunk of 3 rows waits for more, so no bolt has seen it. Fewer rows than records are legitimate: an
     offset of a compacted topic may hold none."""

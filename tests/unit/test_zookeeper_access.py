@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from kazoo.protocol.serialization import SASL, Auth
+from support.lists import each
 
 from txstream.api.errors import UsageError
 from txstream.settings import Settings
@@ -14,7 +15,7 @@ from txstream.zookeeper import ZooKeeper
 from txstream.zookeeper_access import ZooKeeperAccess
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "why"),
     [
         ({"auth": "kerberos"}, "it is 'digest' or 'sasl'"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, strategies as st
+from support.lists import each
 
 from txstream.api.errors import CorruptStateError, MetaTooLargeError, TopologyError
 from txstream.api.names import MAX_TOPOLOGY_ID_CHARACTERS, validate_topology_id
@@ -74,7 +75,7 @@ def test_metas_past_one_request_are_refused_with_figures_and_a_remedy() -> None:
     assert size > MAX_REQUEST_BYTES
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         b"",
@@ -103,7 +104,7 @@ def test_a_batch_that_cannot_be_is_corrupt(data: bytes) -> None:
         StoredBatch.decode(data, PATH, CODEC)
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         b"7",
@@ -124,7 +125,7 @@ def test_a_current_that_cannot_be_is_corrupt(data: bytes) -> None:
         StoredCurrent.decode(data, PATH)
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         b"3",
@@ -155,7 +156,7 @@ def test_an_identity_survives_being_stored() -> None:
     assert Identity.decode(IDENTITY.encode(), PATH) == IDENTITY
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value"),
     [
         ("format", 2),
@@ -198,14 +199,12 @@ def test_differences_name_what_the_code_changed_and_nothing_else() -> None:
 # --- topology ids -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "topology_id", ["a", "word-count", "Zählung 2", "日本", "x" * 100, "a.b", "zookeeper"]
-)
+@each("topology_id", ["a", "word-count", "Zählung 2", "日本", "x" * 100, "a.b", "zookeeper"])
 def test_a_good_topology_id_is_returned(topology_id: str) -> None:
     assert validate_topology_id(topology_id) == topology_id
 
 
-@pytest.mark.parametrize(
+@each(
     ("topology_id", "problem"),
     [
         ("", "empty"),

@@ -20,6 +20,7 @@ from kazoo.exceptions import (
     SessionMovedError,
 )
 from kazoo.protocol.states import KazooState
+from support.lists import each
 from support.memory_zookeeper import MemoryZooKeeper
 
 from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, UsageError
@@ -85,7 +86,7 @@ def test_a_transaction_without_exceptions_is_accepted() -> None:
     raise_refusal([True, "/new", True], OPERATIONS)
 
 
-@pytest.mark.parametrize(
+@each(
     ("results", "path", "refusal"),
     [
         ([BadVersionError(), RuntimeInconsistency(), RuntimeInconsistency()], "/epoch", Refusal.BAD_VERSION),
@@ -111,7 +112,7 @@ def test_a_short_result_list_is_a_lost_answer() -> None:
         raise_refusal([True, "/new"], OPERATIONS)
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "told"),
     [
         (ConnectionLoss(), LostAnswerError),
@@ -206,13 +207,13 @@ def test_candidates_are_ordered_by_arrival_not_by_name() -> None:
     assert in_order([third, "lock", second, first, "x-0000000001"]) == [first, second, third]
 
 
-@pytest.mark.parametrize("hosts", ["", "  ", "host:port", "a:1,,b:2", "a:1/x//y", "a:1/..", ":2181"])
+@each("hosts", ["", "  ", "host:port", "a:1,,b:2", "a:1/x//y", "a:1/..", ":2181"])
 def test_an_address_that_cannot_be_is_refused(hosts: str) -> None:
     with pytest.raises(UsageError):
         ZooKeeper(hosts)
 
 
-@pytest.mark.parametrize(
+@each(
     ("hosts", "servers", "root"),
     [
         ("a:1", "a:1", "/txstream/topologies"),
