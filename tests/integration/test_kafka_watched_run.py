@@ -188,6 +188,7 @@ def test_a_group_with_members_is_refused(
         bootstrap_servers=services.kafka,
         group_id=unique,
         client_id="somebody",
+        metadata_max_age_ms=1000,  # it may have joined before its broker knew of the topic
         enable_auto_commit=False,
     )
     try:

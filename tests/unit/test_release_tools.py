@@ -66,7 +66,7 @@ def test_the_wheel_that_is_built_from_the_sdist_is_complete_and_its_metadata_pas
 def test_the_versions_of_python_are_those_that_the_package_names() -> None:
     assert other_pythons.supported()[0] == "3.11"
     assert all((ROOT / "tests" / "unit" / f"test_{name}.py").is_file() for name in other_pythons.TESTS)
-    assert "tools/other_pythons.py" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "tools/other_pythons.py" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 def test_an_interpreter_that_is_another_version_or_no_python_is_not_found(
