@@ -52,10 +52,10 @@ def test_a_missing_guard_is_found(guard: Guard, hunt: Hunt) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("first", range(10_000, 10_000 + 5 * MOST_SEEDS, MOST_SEEDS))
 @pytest.mark.parametrize(("guard", "hunt"), HUNTS)
-def test_a_missing_guard_is_found_in_other_histories_too(guard: Guard, hunt: Hunt, first: int) -> None:
-    assert hole_of(guard, hunt, first) is not None
+def test_a_missing_guard_is_found_in_other_histories_too(guard: Guard, hunt: Hunt) -> None:
+    firsts = range(10_000, 10_000 + 5 * MOST_SEEDS, MOST_SEEDS)
+    assert not [first for first in firsts if hole_of(guard, hunt, first) is None]
 
 
 @pytest.mark.parametrize("hunt", OF_EACH_KIND.values(), ids=str)
