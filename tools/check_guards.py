@@ -1,7 +1,7 @@
 """Remove every guard of `guards` that has a test, one at a time, and check that the test fails.
 
     python tools/check_guards.py                 # all; takes minutes, and real servers
-    python tools/check_guards.py --only 5.1      # those with this in their clause, description, test or promise
+    python tools/check_guards.py --only 5.1      # those whose name, test or promise contains this
     python tools/check_guards.py --markdown FILE
     python tools/check_guards.py --tables        # proves nothing, only updates the tables of the guides
 
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if guard.test and options.only in f"{guard.name} {guard.test} {guard.promise}"
     ]
     if not chosen:
-        parser.error(f"no guard's clause, description, test or promise has {options.only!r} in it")
+        parser.error(f"no guard's name, test or promise has {options.only!r} in it")
     proofs: list[Proof] = []
     with tempfile.TemporaryDirectory(prefix="txstream-guards-") as folder:
         copy = Copy(Path(folder))

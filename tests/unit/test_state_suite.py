@@ -22,18 +22,16 @@ from txstream.testing.state.trial import Terms
 pytestmark = pytest.mark.ci
 
 CHECKS = {check.name: check for check in state_checks()}
-PAIRS = [
-    *(
-        pytest.param(promise, store, (), id=f"{promise}-{store.__name__}")
-        for promise, stores in WRONG.items()
-        for store in stores
-    ),
-    *(
-        pytest.param(promise, MemoryBackend, guard.patches, id=f"{promise}-{guard.what}")
-        for guard in GUARDS
-        for promise in guard.broken
-    ),
-]
+Store = tuple[type[MemoryBackend], Sequence[Patch]]
+
+
+def stores_that_break(promise: str) -> dict[str, Store]:
+    """Return the wrong stores, and the store in memory without each guard of the promise."""
+    stores: dict[str, Store] = {store.__name__: (store, ()) for store in WRONG.get(promise, ())}
+    return stores | {
+        guard.name: (MemoryBackend, guard.patches) for guard in GUARDS if promise in guard.broken
+    }
+
 
 _numbers = itertools.count(1)
 
@@ -59,8 +57,15 @@ def test_every_promise_has_a_store_that_breaks_it() -> None:
     assert len(CHECKS) == len(state_checks())
 
 
-@pytest.mark.parametrize(("promise", "store", "patches"), PAIRS)
-def test_a_wrong_store_is_found(
+@pytest.mark.parametrize("promise", CHECKS)
+def test_a_wrong_store_is_found(promise: str, subtests: pytest.Subtests, name: str) -> None:
+    for number, (wrong, (store, patches)) in enumerate(stores_that_break(promise).items()):
+        with subtests.test(wrong):
+            a_wrong_store_is_found(promise, store, patches, f"{name}-{number}")
+        forget(f"{name}-{number}")
+
+
+def a_wrong_store_is_found(
     promise: str, store: type[MemoryBackend], patches: Sequence[Patch], name: str
 ) -> None:
     def create(url: str, **options: Any) -> StateBackend:
