@@ -1,7 +1,7 @@
 """Remove every guard of `guards` that has a test, one at a time, and check that the test fails.
 
     python tools/check_guards.py                 # all; takes minutes, and real servers
-    python tools/check_guards.py --only 5.1      # those whose clause, description or test contains this
+    python tools/check_guards.py --only 5.1      # those whose name, test or promise contains this
     python tools/check_guards.py --markdown FILE
     python tools/check_guards.py --tables        # proves nothing, only updates the tables of the guides
 
@@ -65,7 +65,8 @@ class Copy:
             status, output = self.run(guard.test)
         finally:
             path.write_text(text, encoding="utf-8")
-        return Proof(guard, status == 1, failing_line(output))
+        broken = not guard.promise or f"promise {guard.promise!r} is broken" in output
+        return Proof(guard, status == 1 and broken, failing_line(output))
 
     def run(self, *tests: str) -> tuple[int, str]:
         """Run tests. Returns pytest's exit status and output."""
@@ -140,7 +141,8 @@ def table_of(clause: str) -> str:
         if guard.test and (guard.clause == clause or guard.clause.startswith(f"{clause}.")):
             file, *names = guard.test.split("::")
             test = "::".join([Path(file).name, *names])
-            rows.append(f"| {guard.what} | {place_of(guard)} | [`{test}`](../{file}) |")
+            promise = f": `{guard.promise}`" if guard.promise else ""
+            rows.append(f"| {guard.what} | {place_of(guard)} | [`{test}`](../{file}){promise} |")
     return "\n".join(rows)
 
 
@@ -175,9 +177,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for guide in GUIDES:
             guide.write_text(with_tables(guide.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
-    chosen = [guard for guard in GUARDS if guard.test and options.only in f"{guard.name} {guard.test}"]
+    chosen = [
+        guard
+        for guard in GUARDS
+        if guard.test and options.only in f"{guard.name} {guard.test} {guard.promise}"
+    ]
     if not chosen:
-        parser.error(f"no guard's clause, description or test has {options.only!r} in it")
+        parser.error(f"no guard's name, test or promise has {options.only!r} in it")
     proofs: list[Proof] = []
     with tempfile.TemporaryDirectory(prefix="txstream-guards-") as folder:
         copy = Copy(Path(folder))

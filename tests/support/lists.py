@@ -33,14 +33,21 @@ def each(
         @functools.wraps(test)
         def all_of_them(*arguments: Any, **fixtures: Any) -> None:
             failures: list[BaseException] = []
+            skipped: BaseException | None = None
             for number, item in enumerate(items):
                 try:
                     test(*arguments, **fixtures, **dict(zip(own, item.values, strict=True)))
+                except pytest.skip.Exception as skip:
+                    skipped = skip
                 except (Exception, pytest.fail.Exception, BaseExceptionGroup) as failure:  # noqa: BLE001 - raised below
                     failure.add_note(f"with {', '.join(own)} = {_named(item, number, ids)}")
                     failures.append(failure)
+                    if "Timeout" in str(failure) and isinstance(failure, pytest.fail.Exception):
+                        break  # the time limit is the case's; the other items would have none
             if failures:
                 raise BaseExceptionGroup(f"{len(failures)} of {len(items)} failed", failures)
+            if skipped is not None:
+                raise skipped
 
         signature = inspect.signature(test)
         kept = [one for name, one in signature.parameters.items() if name not in own]

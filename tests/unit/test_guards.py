@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from support.lists import each
+from support.promises import STATE_KINDS
 
 import check_guards
-from guards import GUARDS, Guard
+from guards import GUARDS, Guard, proofs
 from guards.patch import Patch, in_force
 from txstream.state import FenceRow
 from txstream.state.fence_rules import joining_keeps
-from txstream.testing import state_checks
 from txstream.transaction import AttemptId
 
 ROOT = Path(__file__).parents[2]
@@ -58,14 +58,22 @@ def test_its_test_exists(test: str) -> None:
     path, *names = test.split("::")
     text = (ROOT / path).read_text(encoding="utf-8")
     if names:
-        name, _, parameters = names[-1].partition("[")
+        name = names[-1].partition("[")[0]
         # A server's test class takes its tests from SQLite's class, in another file.
         every = "".join(found.read_text(encoding="utf-8") for found in (ROOT / "tests").rglob("test_*.py"))
         assert re.search(rf"def {name}\b", every if len(names) > 1 else text)
-        if name == "test_promise":
-            store, _, promise = parameters.removesuffix("]").partition("-")
-            assert store in ("sqlite", "memory")
-            assert promise in map(str, state_checks())
+
+
+def test_a_promise_is_one_of_those_that_its_test_checks() -> None:
+    keep = (proofs.SQLITE_KEEPS, proofs.MEMORY_KEEPS)
+    for guard in GUARDS:
+        tests = [
+            test.format(kind)
+            for test in keep
+            for kind, names in STATE_KINDS.items()
+            if guard.promise in names
+        ]
+        assert guard.test in tests if guard.promise else "::test_promises[" not in guard.test, guard.name
 
 
 def test_the_guides_show_them_as_they_are() -> None:

@@ -42,3 +42,28 @@ def test_an_empty_list_and_marks_are_refused() -> None:
     for values in ([], [pytest.param(1, marks=pytest.mark.soak)]):
         with pytest.raises(ValueError, match="must be items"):
             each("n", values)
+
+
+def test_a_skip_hides_no_failure_and_a_timeout_ends_the_list() -> None:
+    seen = []
+
+    @each("n", range(4))
+    def test(n: int) -> None:
+        seen.append(n)
+        if n == 0:
+            pytest.skip("no server")
+        if n == 2:
+            pytest.fail("Timeout (>300.0s) from pytest-timeout.")
+        assert n != 1
+
+    with pytest.raises(BaseExceptionGroup, match="2 of 4 failed"):
+        test()
+    assert seen == [0, 1, 2]
+
+    @each("n", range(2))
+    def skipping(n: int) -> None:
+        if n == 0:
+            pytest.skip("no server")
+
+    with pytest.raises(pytest.skip.Exception, match="no server"):
+        skipping()

@@ -9,7 +9,6 @@ import itertools
 import json
 import pickle
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,7 +26,7 @@ from txstream.spouts.failure_markers import Fail
 from txstream.spouts.files import FileSpout
 from txstream.spouts.memory import MemoryRange, MemorySpout
 from txstream.spouts.rate import RateSpout
-from txstream.testing.spout import Row, Rows, SpoutCheck, SpoutHarness, spout_checks
+from txstream.testing.spout import Row, Rows, SpoutHarness, check_spout
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 LOST = {"lost-rows-are-told", "a-lost-place-is-told"}
@@ -316,13 +315,7 @@ HARNESSES: list[type[Harness]] = [
 ]
 
 
-def pairs() -> Iterator[Any]:
-    for harness in HARNESSES:
-        for check in spout_checks():
-            yield pytest.param(harness, check, id=f"{harness.__name__.removesuffix('Harness')}-{check}")
-
-
-@pytest.mark.parametrize(("harness", "check"), list(pairs()))
-def test_promise(harness: type[Harness], check: SpoutCheck, tmp_path: Path) -> None:
-    reason = check.run(lambda: harness(tmp_path))
-    assert (reason is not None) == (check.name in harness.not_applicable), reason
+@pytest.mark.parametrize("harness", HARNESSES, ids=lambda harness: harness.__name__.removesuffix("Harness"))
+def test_promises(harness: type[Harness], tmp_path_factory: pytest.TempPathFactory) -> None:
+    report = check_spout(lambda: harness(tmp_path_factory.mktemp("log")))
+    assert dict(report.not_applicable).keys() == harness.not_applicable, report

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.promises import STATE_KINDS
 
 from txstream.state.store.memory import forget
-from txstream.testing import StateCheck, state_checks
+from txstream.testing import check_state_backend
 
 
 @pytest.fixture(scope="module", params=["memory", "sqlite"])
@@ -22,8 +23,8 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     forget("promises")
 
 
-@pytest.mark.parametrize("check", state_checks(), ids=str)
-def test_promise(check: StateCheck, url: str) -> None:
-    reason = check.run(url)
-    in_memory = url.startswith("memory://")
-    assert (reason is not None) == (in_memory and check.name == "other-processes-see-it"), reason
+@pytest.mark.parametrize("kind", STATE_KINDS)
+def test_promises(kind: str, url: str) -> None:
+    report = check_state_backend(url, only=STATE_KINDS[kind])
+    not_here = {"other-processes-see-it"} if url.startswith("memory://") else set()
+    assert dict(report.not_applicable).keys() == not_here & set(STATE_KINDS[kind]), report

@@ -22,6 +22,16 @@ from txstream.testing.state.trial import Terms
 pytestmark = pytest.mark.soak
 
 CHECKS = {check.name: check for check in state_checks()}
+Store = tuple[type[MemoryBackend], Sequence[Patch]]
+
+
+def stores_that_break(promise: str) -> dict[str, Store]:
+    """Return the wrong stores, and the store in memory without each guard of the promise."""
+    stores: dict[str, Store] = {store.__name__: (store, ()) for store in WRONG.get(promise, ())}
+    return stores | {
+        guard.name: (MemoryBackend, guard.patches) for guard in GUARDS if promise in guard.broken
+    }
+
 
 _numbers = itertools.count(1)
 
@@ -48,18 +58,16 @@ def test_every_promise_has_a_store_that_breaks_it() -> None:
 
 
 @pytest.mark.parametrize("promise", CHECKS)
-def test_every_wrong_store_is_found(promise: str, name: str) -> None:
-    stores: list[tuple[type[MemoryBackend], Sequence[Patch]]] = [
-        (store, ()) for store in WRONG.get(promise, ())
-    ]
-    stores += [(MemoryBackend, guard.patches) for guard in GUARDS if promise in guard.broken]
-    for number, (store, patches) in enumerate(stores):
-        breaks(promise, store, patches, f"{name}-{number}")
+def test_a_wrong_store_is_found(promise: str, subtests: pytest.Subtests, name: str) -> None:
+    for number, (wrong, (store, patches)) in enumerate(stores_that_break(promise).items()):
+        with subtests.test(wrong):
+            a_wrong_store_is_found(promise, store, patches, f"{name}-{number}")
+        forget(f"{name}-{number}")
 
 
-def breaks(promise: str, store: type[MemoryBackend], patches: Sequence[Patch], name: str) -> None:
-    """Check that the store is found to break this promise, and that this is told."""
-
+def a_wrong_store_is_found(
+    promise: str, store: type[MemoryBackend], patches: Sequence[Patch], name: str
+) -> None:
     def create(url: str, **options: Any) -> StateBackend:
         return store(f"memory://{name}", message_timeout_seconds=3.0)
 
@@ -70,7 +78,6 @@ def breaks(promise: str, store: type[MemoryBackend], patches: Sequence[Patch], n
             CHECKS[promise].try_on(terms)
     finally:
         take_back()
-        forget(name)
     (broken,) = told.value.broken
     check = CHECKS[promise]
     assert (broken.name, broken.rule, broken.hint) == (promise, check.rule, check.hint)

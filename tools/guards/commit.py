@@ -26,7 +26,8 @@ COMMIT = (
         sources.PROTOCOL,
         sources.RAISE_IN_COMMIT,
         "    " + sources.LOOK,
-        proofs.PROMISE.format("stale-commit-is-refused"),
+        proofs.SQLITE_KEEPS.format("fence"),
+        promise="stale-commit-is-refused",
     ),
     Guard(
         "5.3",
@@ -34,7 +35,8 @@ COMMIT = (
         sources.PROTOCOL,
         "if self._was_here(found, commit):",
         "if False:",
-        proofs.PROMISE.format("phantom-keys-are-undone"),
+        proofs.SQLITE_KEEPS.format("commits"),
+        promise="phantom-keys-are-undone",
     ),
     Guard(
         "5.3",
@@ -65,7 +67,8 @@ COMMIT = (
         "                here._connection.exec_driver_sql('BEGIN IMMEDIATE')\n"
         "            rows = _write(here, attempt, writes[-1:])\n"
         "            self._write_committed(here, commit, rows)\n",
-        proofs.PROMISE.format("regression-is-refused"),
+        proofs.SQLITE_KEEPS.format("commits"),
+        promise="regression-is-refused",
         instead=(
             Patch(
                 sources.PROTOCOL,
@@ -99,7 +102,8 @@ COMMIT = (
         sources.PROTOCOL,
         "if txid > FIRST_TXID and status != COMMITTED:",
         "if txid > FIRST_TXID and before not in found:",
-        proofs.PROMISE.format("a-gap-is-refused"),
+        proofs.SQLITE_KEEPS.format("commits"),
+        promise="a-gap-is-refused",
     ),
     Guard(
         "5.3",
@@ -117,7 +121,8 @@ COMMIT = (
         sources.PROTOCOL,
         sources.RAISE + "            # Asked before",
         sources.LOOK + "            # Asked before",
-        proofs.PROMISE.format("stale-commit-is-refused"),
+        proofs.SQLITE_KEEPS.format("fence"),
+        promise="stale-commit-is-refused",
     ),
     Guard(
         "5.3",
@@ -125,7 +130,8 @@ COMMIT = (
         sources.PROTOCOL,
         "            here.write_batch(self._row(commit, COMMITTING, 0))\n",
         "",
-        proofs.PROMISE.format("ledger-says-committing"),
+        proofs.SQLITE_KEEPS.format("ledger"),
+        promise="ledger-says-committing",
         mutant="BeginWritesNoLedgerRow",
         does="Nothing tells the next attempt that tasks may have written.",
         hunts=(Hunt(WrongResultError, OPAQUE, 1, CRASHES),),
@@ -136,7 +142,8 @@ COMMIT = (
         sources.PROTOCOL,
         "if written_before:",
         "if False:",
-        proofs.PROMISE.format("beginning-undoes"),
+        proofs.SQLITE_KEEPS.format("commits"),
+        promise="beginning-undoes",
         mutant="BeginDoesNotRestore",
         does="`begin_commit` leaves an earlier attempt's rows in place.",
         hunts=(Hunt(WrongResultError, OPAQUE), Hunt(WrongResultError, OPAQUE, 2)),
@@ -147,7 +154,8 @@ COMMIT = (
         sources.PROTOCOL,
         sources.HOLD + "            return",
         "            return",
-        proofs.PROMISE.format("stale-write-is-refused"),
+        proofs.SQLITE_KEEPS.format("fence"),
+        promise="stale-write-is-refused",
         mutant="TasksDoNotLookAtTheFence",
         does="A task of an old attempt writes whenever it runs.",
         hunts=(Hunt(WrongResultError, OPAQUE), Hunt(TxidRegressionError, TRANSACTIONAL)),
@@ -158,7 +166,8 @@ COMMIT = (
         sources.SQLITE,
         "fence.c.uuid == uuid, fence.c.attempt == attempt)",
         "fence.c.uuid == uuid, fence.c.attempt <= attempt)",
-        proofs.PROMISE.format("a-write-needs-a-beginning"),
+        proofs.SQLITE_KEEPS.format("fence"),
+        promise="a-write-needs-a-beginning",
         mutant="TasksLookForNewerAttemptsOnly",
         does="As `LostBeginsAreTakenForDone`, and tasks accept a lower fence: a late begin undoes them.",
         hunts=(Hunt(WrongResultError, OPAQUE, 1, LATE_BEGINS),),
@@ -177,7 +186,8 @@ COMMIT = (
         sources.PROTOCOL,
         sources.HOLD + "            rows",
         "            rows",
-        proofs.PROMISE.format("stale-end-is-refused"),
+        proofs.SQLITE_KEEPS.format("fence"),
+        promise="stale-end-is-refused",
         mutant="TheEndDoesNotLookAtTheFence",
         does="A late end writes `committed` for a batch that another attempt is writing.",
         hunts=(Hunt(WrongResultError, OPAQUE, 1, ZOMBIES),),
@@ -188,7 +198,8 @@ COMMIT = (
         sources.PROTOCOL,
         "if spec.semantics is Semantics.OPAQUE:",
         "if spec.state.table == 'first':",
-        proofs.PROMISE.format("phantom-keys-are-undone"),
+        proofs.SQLITE_KEEPS.format("commits"),
+        promise="phantom-keys-are-undone",
     ),
     Guard(
         "5.3",
@@ -196,7 +207,8 @@ COMMIT = (
         sources.WRITER,
         "        connection.execute(self._delete_created.where(here))\n",
         "",
-        proofs.PROMISE.format("phantom-keys-are-undone"),
+        proofs.SQLITE_KEEPS.format("commits"),
+        promise="phantom-keys-are-undone",
         instead=(
             Patch(
                 sources.MERGING, "return None if left is None else (", "return stored if left is None else ("
@@ -209,7 +221,8 @@ COMMIT = (
         sources.WRITER,
         "        connection.execute(self._put_back.where(here))\n",
         "",
-        proofs.PROMISE.format("phantom-keys-are-undone"),
+        proofs.SQLITE_KEEPS.format("commits"),
+        promise="phantom-keys-are-undone",
     ),
     Guard(
         "5.3",
@@ -217,7 +230,8 @@ COMMIT = (
         sources.WRITER,
         "here = self._table.c[TXID_COLUMN] == txid",
         "here = self._table.c[TXID_COLUMN] >= txid",
-        proofs.PROMISE.format("phantom-keys-are-undone"),
+        proofs.SQLITE_KEEPS.format("commits"),
+        promise="phantom-keys-are-undone",
     ),
     Guard(
         "5.3",
@@ -225,7 +239,8 @@ COMMIT = (
         sources.FENCE,
         'fence.c.attempt < bindparam("mine"),',
         'fence.c.attempt <= bindparam("mine"),',
-        proofs.PROMISE.format("an-attempt-commits-once"),
+        proofs.SQLITE_KEEPS.format("fence"),
+        promise="an-attempt-commits-once",
         instead=(Patch(sources.FENCE_RULES, "    if not may_be_equal:\n", "    if False:\n"),),
     ),
     Guard(
@@ -321,7 +336,8 @@ COMMIT = (
         sources.PROTOCOL,
         "row.status == COMMITTED and row.attempt == attempt.attempt",
         "row.attempt == attempt.attempt",
-        proofs.PROMISE.format("outcome-is-of-one-attempt"),
+        proofs.SQLITE_KEEPS.format("ledger"),
+        promise="outcome-is-of-one-attempt",
         mutant="TheOutcomeIsTheRowsAttempt",
         does="After a lost answer, a `committing` row of this attempt counts as committed.",
         hunts=(Hunt(ProgressMismatchError, OPAQUE, 1, LATE),),
@@ -414,7 +430,8 @@ COMMIT = (
         "    if found is None:\n"
         "        return FenceRow(topology, life.uuid, AttemptId(0))\n"
         "    if found is None:\n",
-        proofs.MEMORY_PROMISE.format("lost-fence-stops-writing"),
+        proofs.MEMORY_KEEPS.format("joining"),
+        promise="lost-fence-stops-writing",
     ),
     Guard(
         "reading",

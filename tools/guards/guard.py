@@ -19,8 +19,10 @@ class Guard:
     old: str
     new: str
     test: str = ""
+    promise: str = ""
+    """The promise of the conformance suite that `test` must find broken, if it is a test of promises."""
     promises: tuple[str, ...] = ()
-    """Promises of the conformance suite that a store in memory breaks, besides one that `test` checks."""
+    """Other promises of the conformance suite that a store in memory breaks."""
     mutant: str = ""
     """What the simulation calls it."""
     does: str = ""
@@ -47,7 +49,6 @@ class Guard:
     @property
     def broken(self) -> tuple[str, ...]:
         """The promises that a store in memory breaks."""
-        _, found, name = self.test.removesuffix("]").partition("::test_promise[")
-        if not found or self.patches[0].file.startswith("txstream/state/sql/"):
+        if not self.promise or self.patches[0].file.startswith("txstream/state/sql/"):
             return self.promises
-        return tuple(dict.fromkeys([*self.promises, name.partition("-")[2]]))
+        return tuple(dict.fromkeys([*self.promises, self.promise]))

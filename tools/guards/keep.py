@@ -9,7 +9,7 @@ from txstream.simulation.world import WrongResultError
 
 _RETENTION = "txstream/retention.py"
 _TESTS = "tests/unit/test_keep.py"
-_EXPIRED = proofs.PROMISE.format("expired-rows-are-removed")
+_EXPIRED = proofs.SQLITE_KEEPS.format("optional")
 _BOTH = (KeepHunt(WrongResultError, OPAQUE), KeepHunt(WrongResultError, TRANSACTIONAL))
 
 KEEP = (
@@ -94,6 +94,7 @@ KEEP = (
         "here.remove_expired(spec, horizon, ",
         "here.remove_expired(spec, horizon + 7, ",
         _EXPIRED,
+        promise="expired-rows-are-removed",
         mutant="RowsAreRemovedTooEarly",
         does="Rows are removed by another time than the one that is stored.",
         hunts=_BOTH,
@@ -105,6 +106,7 @@ KEEP = (
         "        self._remove_expired(here, commit, keys)\n",
         "        pass\n",
         _EXPIRED,
+        promise="expired-rows-are-removed",
         mutant="NothingIsRemoved",
         does="Expired rows stay.",
         hunts=_BOTH,

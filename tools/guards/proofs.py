@@ -1,7 +1,7 @@
 """The files of the tests that prove guards."""
 
-PROMISE = "tests/unit/test_state_promises.py::test_promise[sqlite-{}]"
-MEMORY_PROMISE = PROMISE.replace("sqlite", "memory")
+SQLITE_KEEPS = "tests/unit/test_state_promises.py::test_promises[sqlite-{}]"
+MEMORY_KEEPS = SQLITE_KEEPS.replace("sqlite", "memory")
 SQLITE_LOCKS = "tests/unit/test_sql_locks.py::TestLocks"
 POSTGRESQL_LOCKS = "tests/integration/test_locks_postgres.py::TestLocks"
 MYSQL_LOCKS = "tests/integration/test_locks_mysql.py::TestLocks"

@@ -15,7 +15,8 @@ VALUE_RULES = (
         sources.WRITER,
         "changes[name] = case((same_batch, again), else_=merged[name])",
         "changes[name] = merged[name]",
-        proofs.PROMISE.format("a-share-counts-once"),
+        proofs.SQLITE_KEEPS.format("commits"),
+        promise="a-share-counts-once",
     ),
     Guard(
         "5.1",
@@ -23,7 +24,8 @@ VALUE_RULES = (
         sources.WRITER,
         "changes[prev.name] = case((same_batch, prev), else_=columns[name])",
         "changes[prev.name] = columns[name]",
-        proofs.PROMISE.format("a-share-counts-once"),
+        proofs.SQLITE_KEEPS.format("commits"),
+        promise="a-share-counts-once",
     ),
     Guard(
         "5.1",
@@ -32,7 +34,8 @@ VALUE_RULES = (
         "changes[prev.name] = case((same_batch, prev), else_=columns[name])",
         "changes[prev.name] = case((same_batch, prev), (columns[name] == merged[name], prev), "
         "else_=columns[name])",
-        proofs.PROMISE.format("several-columns-are-one-row"),
+        proofs.SQLITE_KEEPS.format("values"),
+        promise="several-columns-are-one-row",
         instead=(
             Patch(
                 sources.MERGING,
@@ -51,7 +54,8 @@ VALUE_RULES = (
         sources.WRITER,
         "changes[name] = case((same_batch, columns[name]), else_=merged[name])",
         "changes[name] = merged[name]",
-        proofs.PROMISE.format("a-share-counts-once"),
+        proofs.SQLITE_KEEPS.format("commits"),
+        promise="a-share-counts-once",
         promises=("transactional-rules", "transactional-replay-is-skipped"),
         mutant="ReplaysAddAgain",
         does="A transactional row ignores its txid, so a replay adds to it again.",
@@ -75,7 +79,8 @@ VALUE_RULES = (
         sources.WRITER,
         "return changes, columns[TXID_COLUMN] <= excluded[TXID_COLUMN]",
         "return changes, None",
-        proofs.PROMISE.format("regression-is-refused"),
+        proofs.SQLITE_KEEPS.format("commits"),
+        promise="regression-is-refused",
         instead=(
             Patch(
                 sources.MERGING,
@@ -92,7 +97,8 @@ VALUE_RULES = (
         "txstream/state/values.py",
         "    _refuse_twice(spec, deltas)\n",
         "",
-        proofs.PROMISE.format("keys-come-once-and-whole"),
+        proofs.SQLITE_KEEPS.format("values"),
+        promise="keys-come-once-and-whole",
     ),
     Guard(
         "5.1",
@@ -102,6 +108,7 @@ VALUE_RULES = (
         "            value = self._table.c[self.spec.state.value_names[0]]\n"
         "            connection.execute(delete(self._table).where(value == 0))\n"
         "            if written != chunk.num_rows:\n",
-        proofs.PROMISE.format("opaque-rules"),
+        proofs.SQLITE_KEEPS.format("values"),
+        promise="opaque-rules",
     ),
 )

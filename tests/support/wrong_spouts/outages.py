@@ -58,20 +58,6 @@ class Hanging(LineCoordinator):
         return super().plan(last, limit)
 
 
-@breaks("plans-around-an-outage")
-class Blind(LineCoordinator):
-    """Does not notice the outage when it plans."""
-
-    def plan(self, last: Mapping[str, LineRange], limit: int) -> Plan:
-        self.log = SeeingLog(self.log.folder)
-        return super().plan(last, limit)
-
-
-class SeeingLog(LineLog):
-    def lines(self, partition: str) -> list[str]:
-        return (self.folder / f"{partition}.lines").read_text().splitlines()
-
-
 @breaks("an-outage-keeps-the-place")
 class StartingOver(LineCoordinator):
     """Forgets the place of a partition that was unreadable."""
@@ -86,13 +72,6 @@ class StartingOver(LineCoordinator):
 
     def start(self, partition: str, last: Mapping[str, LineRange]) -> int:
         return 0 if partition in self.away else super().start(partition, last)
-
-
-@breaks("an-outage-keeps-the-place")
-class GoingOnAtTheEnd(StartingOver):
-    def start(self, partition: str, last: Mapping[str, LineRange]) -> int:
-        length = len(self.log.lines(partition))
-        return length if partition in self.away else LineCoordinator.start(self, partition, last)
 
 
 @breaks("a-read-in-an-outage-raises")
@@ -110,13 +89,6 @@ class Shortened(LineEmitter):
 class RawErrors(LineEmitter):
     def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
         self.log.lines(partition)
-        return super().read(attempt, partition, meta)
-
-
-@breaks("a-read-in-an-outage-raises")
-class HangingReads(LineEmitter):
-    def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
-        wait_for_the_end(self.log)
         return super().read(attempt, partition, meta)
 
 
@@ -142,13 +114,6 @@ class Optimistic(LineCoordinator):
         return {}
 
 
-@breaks("unreadable-names-what-cannot-be-read")
-class Pessimistic(LineCoordinator):
-    def unreadable(self, metas: Mapping[str, LineRange]) -> Mapping[str, Unavailable]:
-        found = super().unreadable(metas)
-        return {name: Unavailable("one is away") for name in metas} if found else {}
-
-
 @breaks("lost-rows-are-told")
 class WhatIsLeft(LineEmitter):
     def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
@@ -156,17 +121,6 @@ class WhatIsLeft(LineEmitter):
             return super().read(attempt, partition, meta)
         except DataLostError:
             return self.log.lines(partition)[self.log.first(partition) : meta.end]
-
-
-@breaks("lost-rows-are-told")
-class HopefulEmitter(LineEmitter):
-    """Takes a loss for an outage, which would be waited for without end."""
-
-    def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
-        try:
-            return super().read(attempt, partition, meta)
-        except DataLostError as error:
-            raise PartitionUnavailableError(str(error)) from error
 
 
 @breaks("a-lost-place-is-told")

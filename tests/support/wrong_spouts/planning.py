@@ -36,14 +36,6 @@ class Doubling(LineCoordinator):
         }
 
 
-@breaks("nothing-twice")
-class Endless(LineCoordinator):
-    """Ignores the stored places."""
-
-    def start(self, partition: str, last: Mapping[str, LineRange]) -> int:
-        return 0
-
-
 @breaks("nothing-invented")
 class Footed(LineEmitter):
     """Adds a footer after line 8 to the rows."""

@@ -157,22 +157,6 @@ class ProcessSource(LineSource):
         self.pid = os.getpid()
 
 
-class LocalSource(LineSource):
-    """Cannot be unpickled in another process."""
-
-    def __reduce__(self) -> Any:
-        return _at_home, (self.folder, os.getpid())
-
-
-def _at_home(folder: Any, pid: int) -> LineSource:
-    if os.getpid() != pid:
-        raise LookupError("this source lives in another process")
-    return LocalSource(folder)
-
-
-breaks("same-rows-in-another-process")(LocalSource)
-
-
 @breaks("seeks-back")
 class Prefetching(LineEmitter):
     """When asked for something earlier, it hands out what it has prefetched."""

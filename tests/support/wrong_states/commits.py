@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from support.wrong_states.registry import breaks
-from txstream.api.errors import StateValueError
 from txstream.fault_points import Point, Reached
 from txstream.semantics import Semantics
 from txstream.state import (
@@ -21,29 +20,11 @@ from txstream.state import (
     TopologyStates,
     Transaction,
 )
-from txstream.state.commit_protocol import Writes, nobody
+from txstream.state.commit_protocol import nobody
 from txstream.state.records import COMMITTED
 from txstream.state.store import layout
-from txstream.state.store.merging import Key, RowRules, RowValues, Values
+from txstream.state.store.merging import RowRules
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
-
-
-def own_writes(states: TopologyStates, commit: Commit) -> Writes:
-    tables = [spec for spec in states.life.tables if spec.state.table in commit.deltas]
-    return [(spec, commit.deltas[spec.state.table]) for spec in tables]
-
-
-@breaks("commit-is-atomic")
-class ToldAfterwards(TopologyStates):
-    def commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
-        super().commit(commit)
-        reached(Point.INSIDE_COMMIT)
-
-
-@breaks("commit-is-atomic")
-class NeverTold(TopologyStates):
-    def commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
-        super().commit(commit)
 
 
 @breaks("commit-is-atomic")
@@ -63,17 +44,6 @@ class FenceFirst(MemoryBackend):
             super().commit(commit, reached=reached)
 
     bound = Bound
-
-
-@breaks("a-refused-value-leaves-nothing")
-class SkipsBadTables(TopologyStates):
-    def commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
-        good = {}
-        for spec in self.life.tables:
-            with contextlib.suppress(KeyError, StateValueError):
-                self.store.prepare(spec, commit.deltas[spec.state.table])
-                good[spec.state.table] = commit.deltas[spec.state.table]
-        super().commit(replace(commit, deltas=good), reached=reached)
 
 
 @breaks("a-refused-value-leaves-nothing")
@@ -122,20 +92,6 @@ def with_rules(kind: type[RowRules]) -> type[MemoryBackend]:
     return Store
 
 
-class Skipping(RowRules):
-    """An older batch is silently left out."""
-
-    def written(
-        self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
-    ) -> RowValues:
-        if stored is not None and stored[2] is not None and stored[2] > attempt.txid:
-            return stored
-        return super().written(stored, delta, attempt, key)
-
-
-breaks("regression-is-refused")(with_rules(Skipping))
-
-
 @breaks("phantom-keys-are-undone")
 class RestoresOnePage(MemoryBackend):
     """A scan ends after the first page of the answer."""
@@ -146,16 +102,6 @@ class RestoresOnePage(MemoryBackend):
             scan = here.scan
             here.scan = lambda space: list(scan(space))[:1000]  # type: ignore[method-assign]
             yield here
-
-
-@breaks("beginning-undoes")
-class WritesAtTheBeginning(TopologyStates):
-    def begin_commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
-        super().begin_commit(commit, reached=reached)
-        writes = [
-            (s, commit.deltas[s.state.table]) for s in self.life.tables if s.state.table in commit.deltas
-        ]
-        self.write(commit.attempt, writes)
 
 
 @breaks("transactional-replay-is-skipped")
@@ -193,13 +139,6 @@ class LocalTimes(MemoryBackend):
         return replace(found, committed_at=found.committed_at.replace(tzinfo=None))
 
 
-@breaks("ledger-keeps-everything")
-class NoDetails(MemoryBackend):
-    def batch(self, topology: str, txid: int) -> BatchRecord | None:
-        found = super().batch(topology, txid)
-        return None if found is None else replace(found, details={})
-
-
 @breaks("ledger-says-committing")
 class CountsItsOwnOnly(TopologyStates):
     def end_commit(self, commit: Commit, *, keys: int = 0, reached: Reached = nobody) -> None:
@@ -213,15 +152,6 @@ class SortedAsText(MemoryBackend):
     ) -> list[BatchRecord]:
         found = sorted(super().batches(topology, before=before), key=lambda row: str(row.txid))
         return found if limit is None else found[-limit:]
-
-
-@breaks("ledger-is-in-order")
-class FirstOnes(MemoryBackend):
-    def batches(
-        self, topology: str, *, limit: int | None = None, before: int | None = None
-    ) -> list[BatchRecord]:
-        found = super().batches(topology, before=before)
-        return found if limit is None else found[:limit]
 
 
 @breaks("ledger-is-in-order")

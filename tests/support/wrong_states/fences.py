@@ -75,7 +75,7 @@ class RaisesAtOnce(MemoryBackend):
             yield here
 
 
-@breaks("raise-waits-for-commit", "raise-waits-for-beginning", "raise-waits-for-end")
+@breaks("raise-waits-for-end")
 class NeverSaysThatItWaits(TopologyStates):
     """Waiting for the lock ends in the wrong error."""
 

@@ -6,19 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from support.wrong_states.registry import breaks
-from txstream.api.errors import TxstreamError
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord, FenceRow, MemoryBackend, TableSpec, TopologyLife, Transaction
 from txstream.state.declarations import Owner
 from txstream.state.store import layout
 from txstream.state.store.memory import _Store
 from txstream.transaction import AttemptId
-
-
-@breaks("nothing-known-is-no-error")
-class Inventing(MemoryBackend):
-    def read_fence(self, topology: str) -> FenceRow | None:
-        return super().read_fence(topology) or FenceRow(topology, "", AttemptId(0))
 
 
 @breaks("nothing-known-is-no-error")
@@ -189,18 +182,3 @@ class DeletesWhatAnotherDriverLeads(MemoryBackend):
     def delete(self, topology: str, *, drop_state: bool, **options: Any) -> list[str]:
         options.pop("attempt", None)
         return super().delete(topology, drop_state=drop_state, **options)
-
-
-@breaks("lost-fence-stops-writing")
-class WritesWithoutFence(MemoryBackend):
-    def _hold(self, here: Transaction, life: TopologyLife, attempt: AttemptId) -> None:
-        if here.get("fence", (life.topology,)) is not None:
-            super()._hold(here, life, attempt)
-
-
-@breaks("lost-fence-stops-writing")
-class AnotherError(MemoryBackend):
-    def _own_fence(self, here: Transaction, life: TopologyLife) -> FenceRow:
-        if here.get("fence", (life.topology,)) is None:
-            raise TxstreamError("no fence")
-        return super()._own_fence(here, life)

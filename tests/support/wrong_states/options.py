@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from typing import Any
 
 from support.wrong_states.registry import breaks
@@ -12,14 +11,6 @@ from txstream.state import BatchRecord, MemoryBackend, TopologyLife
 from txstream.state.reading import StateReading
 from txstream.state.store import layout
 from txstream.transaction import AttemptId, Txid
-
-
-@breaks("pruning-keeps-the-end")
-class PrunesAllAtOnce(MemoryBackend):
-    def prune(
-        self, topology: str, *, committed_before: datetime | None, newest: int | None, rows: int
-    ) -> int:
-        return super().prune(topology, committed_before=committed_before, newest=newest, rows=10**6)
 
 
 @breaks("pruning-keeps-the-end")
@@ -61,24 +52,6 @@ class MigratesUnfenced(MemoryBackend):
             super()._hold(here, life, attempt)
 
 
-@breaks("a-grown-table-is-migrated")
-class DoesNotMigrate(MemoryBackend):
-    def migrate(self, *_arguments: Any, **_options: Any) -> list[str]:
-        return []
-
-
-@breaks("expired-rows-are-removed")
-class RemovesNothing(MemoryBackend):
-    def _remove_expired(self, *_arguments: Any) -> None:
-        return
-
-
-@breaks("expired-rows-are-removed")
-class RemovesTooMuch(MemoryBackend):
-    def _remove_expired(self, here: Any, spec: Any, horizon: int) -> None:
-        super()._remove_expired(here, spec, horizon + 1)
-
-
 @breaks("state-can-be-shown")
 class ShowsWhatIsOpen(MemoryBackend):
     @contextlib.contextmanager
@@ -110,13 +83,3 @@ class _Always:
                 return getattr(here, name)(*arguments)
 
         return ask
-
-
-@breaks("state-can-be-shown")
-class ShowsTheLeast(MemoryBackend):
-    @contextlib.contextmanager
-    def read_state(self, topology: str) -> Iterator[StateReading]:
-        with super().read_state(topology) as state:
-            top = state.top
-            state.top = lambda table, n: top(table, 10**6)[::-1][:n]  # type: ignore[method-assign]
-            yield state

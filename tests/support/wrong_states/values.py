@@ -21,21 +21,6 @@ from txstream.state.store.merging import Key, RowRules, RowValues, Values
 from txstream.transaction import TransactionAttempt, Txid
 
 
-class FirstPrevForEver(RowRules):
-    """`prev` stays at the value from before the first batch."""
-
-    def written(
-        self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
-    ) -> RowValues:
-        values, prev, txid = super().written(stored, delta, attempt, key)
-        if stored is not None and stored[1] is not None and stored[2] != attempt.txid:
-            prev = stored[1]
-        return values, prev, txid
-
-
-breaks("opaque-rules")(with_rules(FirstPrevForEver))
-
-
 class Overwriting(RowRules):
     """The last batch's delta becomes the value."""
 
@@ -46,7 +31,7 @@ class Overwriting(RowRules):
         return (values if self.spec.semantics is Semantics.NON_TRANSACTIONAL else delta), prev, txid
 
 
-breaks("opaque-rules", "transactional-rules")(with_rules(Overwriting))
+breaks("opaque-rules")(with_rules(Overwriting))
 
 
 class RestoresOneColumn(RowRules):
@@ -101,33 +86,14 @@ class NoRestoreBeforeSums(MemoryBackend):
             here.put(rows, key, (stored[0], stored[1], stored[2] - 1))
 
 
-class Folding(MemoryBackend):
-    """Changes the values that it reads."""
-
-    def fold(self, value: Any) -> Any:
-        raise NotImplementedError
-
+@breaks("values-come-back")
+class Milliseconds(MemoryBackend):
     def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
         found = super().read(spec, keys, before=before)
-        rows = [{name: self.fold(value) for name, value in row.items()} for row in found.to_pylist()]
+        rows = [{name: self.rounded(value) for name, value in row.items()} for row in found.to_pylist()]
         return pa.Table.from_pylist(rows, schema=found.schema)
 
-
-@breaks("values-come-back")
-class LowerCase(Folding):
-    def fold(self, value: Any) -> Any:
-        return value.lower() if isinstance(value, str) else value
-
-
-@breaks("values-come-back")
-class Blanks(Folding):
-    def fold(self, value: Any) -> Any:
-        return value.rstrip(" ") if isinstance(value, str) else value
-
-
-@breaks("values-come-back")
-class Milliseconds(Folding):
-    def fold(self, value: Any) -> Any:
+    def rounded(self, value: Any) -> Any:
         if isinstance(value, datetime):
             return value.replace(microsecond=value.microsecond // 1000 * 1000)
         return value
@@ -218,13 +184,6 @@ class NullsForWhatIsNot(MemoryBackend):
 class TheFirstThousand(MemoryBackend):
     def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
         return super().read(spec, keys.slice(0, 1000), before=before)
-
-
-@breaks("read-finds-what-is-there")
-class NothingForNothing(MemoryBackend):
-    def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
-        found = super().read(spec, keys, before=before)
-        return found if found.num_rows else pa.table({})
 
 
 @breaks("reading-does-not-wait")
