@@ -41,7 +41,7 @@ class DeduplicateBolt(RichBolt):
 
     keys: the fields that identify what a tuple is about.
     message: the field or fields that identify a message, and that stay the same when a message comes again:
-        the `id_field` of a RedisStreamSpout, or Kafka's topic, partition and offset.
+        Kafka's topic, partition and offset, say.
     window: how many keys are remembered; the oldest is forgotten first. They are in memory, in each worker
         process: a key is forgotten when its task runs in another process, and after a restart. Group the
         input by the key, so that each key has one task.

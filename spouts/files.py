@@ -5,9 +5,9 @@ Invariants:
 - A source is a description: a directory, a format, options. It holds no open file.
 - `FileRange`s alone determine what a batch holds. Reading a range again gives the same rows in the same
   order, or an error: a checksum covers the bytes of the range, a fingerprint what lies before its end.
-- Only complete data is planned: whole lines that end in a newline, whole Parquet files.
+- Only complete data is planned: whole lines that end in a newline.
 
-The driver's side is `files_coordinator`; `files_lines` and `files_parquet` know the formats.
+The driver's side is `files_coordinator`; `files_lines` knows the formats.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import pyarrow as pa
 from txstream.api.errors import DataLostError, PartitionUnavailableError, TopologyError
 from txstream.api.schema import format_schema, parse_schema
 from txstream.api.spouts import PartitionedSpout, PartitionEmitter, SpoutContext
-from txstream.spouts.files_format import File, Incomplete
+from txstream.spouts.files_format import File
 from txstream.spouts.json_values import json_schema
 from txstream.spouts.ranges import Span
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
     from txstream.spouts.files_coordinator import FileCoordinator
-    from txstream.spouts.files_format import FileFormat
+    from txstream.spouts.files_lines import LineFormat
 
 
 _ORIGIN = (pa.field("path", pa.string()), pa.field("offset", pa.int64()))
@@ -38,12 +38,12 @@ _ORIGIN = (pa.field("path", pa.string()), pa.field("offset", pa.int64()))
 
 @dataclass(frozen=True, slots=True)
 class FileRange(Span):
-    """Positions `[start, end)` of one file: bytes of a file of lines, rows of a Parquet file.
+    """Positions `[start, end)` of one file, in bytes.
 
-    records: how many lines or rows the range holds.
-    seen: the end of the file, in positions, when this was planned; anything past `end` is unread.
+    records: how many lines the range holds.
+    seen: the end of the file when this was planned; anything past `end` is unread.
     mark: fingerprint of what lies before `end`, so that another file of the same name is not mistaken for it.
-    crc32: checksum of the bytes of the range; 0 for Parquet, whose files do not change.
+    crc32: checksum of the bytes of the range.
     """
 
     records: int
@@ -61,16 +61,14 @@ class FileSpout(PartitionedSpout[FileRange]):
     """The files of a directory. Each is a partition, named by its path relative to the directory.
 
     directory: where the files are. The driver and every Spark executor must see it under this path.
-    format: "text" (UTF-8; the output is `value string`, one row per line), "json" (one JSON object per line)
-        or "parquet".
-    schema: the columns, as Spark DDL or as an Arrow schema, for "json" and "parquet". JSON fields that it
-        does not name are ignored, and fields that a line lacks are null; `json_values` says what fits which
-        type. The columns of a Parquet file are found by name; a wider type of the same family may be
-        declared.
+    format: "text" (UTF-8; the output is `value string`, one row per line) or "json" (one JSON object per
+        line).
+    schema: the columns, as Spark DDL or as an Arrow schema, for "json". Fields that it does not name are
+        ignored, and fields that a line lacks are null; `json_values` says what fits which type.
     pattern: which files are read, matched against the name without folders ("*.log").
     recursive: also read the files in subfolders, as "folder/name". Links to folders are not followed.
     with_origin: add the columns `path string` (the partition) and `offset bigint` (the byte at which the line
-        begins, or the number of the row in its Parquet file).
+        begins).
     errors: what to do with invalid UTF-8: "strict" raises a DecodeError that names file, byte and line;
         "replace" puts U+FFFD.
     max_records_per_partition: upper bound, per batch, on the records taken from one file.
@@ -79,11 +77,9 @@ class FileSpout(PartitionedSpout[FileRange]):
 
     How files must be written:
 
-    - Text and JSON files only grow at their end. A line is read once its newline is there ("\\n" or
+    - Files only grow at their end. A line is read once its newline is there ("\\n" or
       "\\r\\n"). A blank line is a row of text; in JSON it is ignored. A byte order mark at the beginning is
       ignored too.
-    - A Parquet file does not change once it is there: write it under a name that begins with a dot or an
-      underscore, then rename it. An incomplete one is left out, with a warning.
     - Files and folders whose names begin with "." or "_" are ignored.
     - A file keeps its name, and the name is not used again. A renamed file is a new file and is read again; a
       truncated or replaced one is DataLostError. Do not rotate logs within the directory.
@@ -99,7 +95,7 @@ class FileSpout(PartitionedSpout[FileRange]):
     def __init__(
         self,
         directory: str | Path,
-        format: Literal["text", "json", "parquet"] = "text",  # noqa: A002 - the word that Spark uses
+        format: Literal["text", "json"] = "text",  # noqa: A002 - the word that Spark uses
         schema: str | pa.Schema | None = None,
         *,
         pattern: str = "*",
@@ -112,7 +108,7 @@ class FileSpout(PartitionedSpout[FileRange]):
     ) -> None:
         if not str(directory):
             raise TopologyError("FileSpout needs a directory")
-        _one_of("format", format, "text", "json", "parquet")
+        _one_of("format", format, "text", "json")
         _one_of("errors", errors, "strict", "replace")
         bounds = {
             "max_records_per_partition": max_records_per_partition,
@@ -162,12 +158,8 @@ class FileSpout(PartitionedSpout[FileRange]):
     def identity(self) -> Mapping[str, Any]:
         return {"directory": str(self.directory), "format": self.format}
 
-    def reader(self) -> FileFormat:
+    def reader(self) -> LineFormat:
         """The reader of this format."""
-        if self.format == "parquet":
-            from txstream.spouts.files_parquet import ParquetFormat
-
-            return ParquetFormat(self)
         from txstream.spouts.files_lines import LineFormat
 
         return LineFormat(self)
@@ -179,8 +171,8 @@ def _columns(format_name: str, schema: str | pa.Schema | None) -> pa.Schema:
             raise TopologyError("text has no schema: its output is 'value string'; use format='json'")
         return parse_schema("value string")
     if schema is None:
-        raise TopologyError(f"format={format_name!r} needs a schema, such as 'word string, n bigint'")
-    return json_schema(schema) if format_name == "json" else parse_schema(schema)
+        raise TopologyError("format='json' needs a schema, such as 'word string, n bigint'")
+    return json_schema(schema)
 
 
 def _one_of(name: str, value: str, *allowed: str) -> None:
@@ -213,9 +205,6 @@ class FileEmitter(PartitionEmitter["FileRange"]):
                     f"every Spark executor must see it under this path"
                 ) from error
             raise self._gone(File.missing(directory, partition).lost(meta, "it was deleted")) from error
-        except Incomplete as error:
-            file = File.missing(directory, partition)
-            raise self._gone(file.lost(meta, f"it is no longer complete ({error})")) from error
         except OSError as error:
             raise PartitionUnavailableError(f"{directory / partition} cannot be read: {error}") from error
 

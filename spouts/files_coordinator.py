@@ -11,7 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import fnmatch
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -21,9 +20,8 @@ from typing import Any
 from txstream.api.errors import PartitionUnavailableError, UsageError
 from txstream.api.spouts import PartitionCoordinator, Unavailable
 from txstream.spouts.files import FileRange, FileSpout
-from txstream.spouts.files_format import Backlog, File, Incomplete
-
-log = logging.getLogger(__name__)
+from txstream.spouts.files_format import File
+from txstream.spouts.files_lines import LineBacklog
 
 _PLANNING_SECONDS = 1.0
 # The pause after a look that finds nothing is fifty times as long as the look: waiting costs 2% of a core.
@@ -48,14 +46,13 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
         self._ready_at = 0.0
         self._checked: dict[str, tuple[object, ...]] = {}
         self._seen: dict[str, int] = {}
-        self._warned: set[str] = set()
 
     def is_ready(self) -> bool:
         return self._clock() >= self._ready_at
 
     def plan(self, last: Mapping[str, FileRange], limit: int) -> Mapping[str, FileRange | Unavailable]:
         """Raises PartitionUnavailableError when the directory cannot be read, DataLostError when unread data
-        is gone, DecodeError when a line is too long or a Parquet file has other columns."""
+        is gone, DecodeError when a line is too long."""
         started = self._clock()
         files, unreadable = self._directory.look()
         # Some may be folders, whose new files we cannot even name.
@@ -66,7 +63,7 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
             reason = self._directory.reason(unreadable, name) or self._missing(name, last[name])
             if reason is not None:
                 answer[name] = Unavailable(reason)
-        backlogs: dict[str, Backlog] = {}
+        backlogs: dict[str, LineBacklog] = {}
         for name, file in files.items():
             try:
                 backlog = self._backlog(file, last.get(name))
@@ -74,10 +71,10 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
                     backlogs[name] = backlog
             except FileNotFoundError:
                 continue  # deleted a moment ago: the next plan will notice
-            except (OSError, Incomplete) as error:
-                answer[name] = self._unavailable(name, error)
+            except OSError as error:
+                answer[name] = Unavailable(str(error))
         failures = self._share(backlogs, limit, sum(meta.end for meta in last.values()))
-        answer.update({name: self._unavailable(name, failure) for name, failure in failures.items()})
+        answer.update({name: Unavailable(str(failure)) for name, failure in failures.items()})
         for name, backlog in backlogs.items():
             found = backlog.range()
             if not found.is_empty and name not in answer:
@@ -99,7 +96,7 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
             except FileNotFoundError as error:
                 gone = File.missing(self._source.directory, name)
                 raise gone.lost(meta, "it was deleted before its batch was committed") from error
-            except (OSError, Incomplete) as error:
+            except OSError as error:
                 answer[name] = Unavailable(str(error))
         return answer
 
@@ -112,8 +109,6 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
         for name, file in files.items():
             try:
                 ends[name] = self._format.end(file)
-            except Incomplete as error:
-                self._unavailable(name, error)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -125,23 +120,17 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
 
     def lag_records(self, last: Mapping[str, FileRange], targets: Mapping[str, Any]) -> int | None:
         """None while there are lines to read, since only reading them would show how many."""
-        total = 0
-        for name, end in targets.items():
-            lag = self._format.lag_records(_place(last, name), end)
-            if lag is None:
-                return None
-            total += lag
-        return total
+        return 0 if self.reached(last, targets) else None
 
     # --- one file -----------------------------------------------------------------------------------------
 
-    def _backlog(self, file: File, meta: FileRange | None) -> Backlog | None:
+    def _backlog(self, file: File, meta: FileRange | None) -> LineBacklog | None:
         if meta is not None:
             found = (file.signature, meta.end, meta.mark)
             if self._checked.get(file.name) != found:
                 self._format.check(file, meta)
                 self._checked[file.name] = found
-        self._seen[file.name] = max(self._format.length(file), self._seen.get(file.name, 0))
+        self._seen[file.name] = max(file.size_bytes, self._seen.get(file.name, 0))
         return self._format.backlog(file, 0 if meta is None else meta.end)
 
     def _missing(self, name: str, meta: FileRange) -> str | None:
@@ -158,17 +147,9 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
             return str(error)
         return None
 
-    def _unavailable(self, name: str, error: Exception) -> Unavailable:
-        if isinstance(error, Incomplete) and name not in self._warned:
-            self._warned.add(name)
-            log.warning("%s: it is left out until it is complete", error)
-        return Unavailable(str(error))
-
     # --- the batch ----------------------------------------------------------------------------------------
 
-    def _share(
-        self, backlogs: Mapping[str, Backlog], limit: int, progress: int
-    ) -> Mapping[str, OSError | Incomplete]:
+    def _share(self, backlogs: Mapping[str, LineBacklog], limit: int, progress: int) -> Mapping[str, OSError]:
         """Take from the backlogs what one batch may hold. In each round every file gets an equal part of what
         is left, until nothing is. Return the files that could not be read.
 
@@ -180,7 +161,7 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
         names = names[turn:] + names[:turn]
         cap = self._source.max_records_per_partition or limit
         taken = dict.fromkeys(names, 0)
-        failures: dict[str, OSError | Incomplete] = {}
+        failures: dict[str, OSError] = {}
         records, size = limit, self._source.max_batch_bytes
         deadline = self._clock() + _PLANNING_SECONDS
         while names:
@@ -194,7 +175,7 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
                 had = backlog.taken_bytes
                 try:
                     count = backlog.take(min(records_each, records, cap - taken[name]), bytes_each)
-                except (OSError, Incomplete) as error:
+                except OSError as error:
                     failures[name] = error
                     continue
                 taken[name] += count

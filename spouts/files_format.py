@@ -1,16 +1,12 @@
-"""What a format must say about a file, to the coordinator that plans and to the emitter that reads."""
+"""A file as the file system shows it, for the coordinator that plans and for the emitter that reads."""
 
 from __future__ import annotations
 
 import os
 import stat
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import pyarrow as pa
 
 from txstream.api.errors import DataLostError
 
@@ -50,53 +46,3 @@ class File:
             f"{self.path} was planned up to {meta.end}, but {what}: a file of a FileSpout may only grow, and "
             f"its name may not be used again; restore it, or start under a new topology id"
         )
-
-
-class Incomplete(Exception):  # noqa: N818 - no error: the file is still being written
-    """The file cannot be read in its format yet; the message says what is missing."""
-
-
-class Backlog(ABC):
-    """What one file holds after a place, taken piece by piece. The file is open only during `take`."""
-
-    taken_bytes = 0
-    exhausted = False
-
-    @abstractmethod
-    def take(self, records: int, max_bytes: int) -> int:
-        """Take up to `records` more records within `max_bytes`, but at least one in all. Return how many.
-        Sets `exhausted` when it meets the end of what is complete. Raises OSError."""
-
-    @abstractmethod
-    def range(self) -> FileRange:
-        """All that was taken."""
-
-
-class FileFormat(ABC):
-    """Keeps no state that it could not read again at any time. All methods raise OSError when the file cannot
-    be read, and Incomplete when it is still being written."""
-
-    @abstractmethod
-    def check(self, file: File, meta: FileRange) -> None:
-        """Raises DataLostError unless this is still the file that `meta` was read or planned from."""
-
-    @abstractmethod
-    def backlog(self, file: File, start: int) -> Backlog | None:
-        """What lies after `start`; None when that is certainly nothing."""
-
-    @abstractmethod
-    def length(self, file: File) -> int:
-        """The end of the file, complete or not, as a position."""
-
-    @abstractmethod
-    def end(self, file: File) -> int:
-        """The end of the complete part, as a position."""
-
-    @abstractmethod
-    def lag_records(self, start: int, end: int) -> int | None:
-        """How many records are between two positions; None when only reading would show it."""
-
-    @abstractmethod
-    def read(self, file: File, meta: FileRange) -> Iterator[pa.RecordBatch]:
-        """The rows of a range. Raises DataLostError when they are not there, DecodeError when they cannot be
-        read as declared."""

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from txstream.api.errors import DecodeError
 from txstream.spouts.files import FileRange
-from txstream.spouts.files_format import Backlog, File, FileFormat
+from txstream.spouts.files_format import File
 from txstream.spouts.json_values import BadValueError, JsonReader
 
 if TYPE_CHECKING:
@@ -35,8 +35,9 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SHOWN_BYTES = 80
 
 
-class LineFormat(FileFormat):
-    """Positions are bytes."""
+class LineFormat:
+    """Positions are bytes. Keeps no state that it could not read again at any time. All methods raise OSError
+    when the file cannot be read."""
 
     def __init__(self, source: FileSpout) -> None:
         self._source = source
@@ -46,16 +47,16 @@ class LineFormat(FileFormat):
             self._json = JsonReader(source.columns, replace_invalid_utf8=self._replace)
 
     def check(self, file: File, meta: FileRange) -> None:
+        """Raises DataLostError unless this is still the file that `meta` was read or planned from."""
         with _opened(file.path) as handle:
             self._check(handle, file, meta)
 
-    def backlog(self, file: File, start: int) -> Backlog | None:
+    def backlog(self, file: File, start: int) -> LineBacklog | None:
+        """What lies after `start`; None when that is certainly nothing."""
         return LineBacklog(file, start, self._source.max_line_bytes) if file.size_bytes > start else None
 
-    def length(self, file: File) -> int:
-        return file.size_bytes
-
     def end(self, file: File) -> int:
+        """The end of the last whole line."""
         with _opened(file.path) as handle:
             at = file.size_bytes
             while at > 0:
@@ -66,10 +67,9 @@ class LineFormat(FileFormat):
                 at = start
         return 0
 
-    def lag_records(self, start: int, end: int) -> int | None:
-        return 0 if start >= end else None
-
     def read(self, file: File, meta: FileRange) -> Iterator[pa.RecordBatch]:
+        """The rows of a range. Raises DataLostError when they are not there, DecodeError when they cannot be
+        read as declared."""
         with _opened(file.path) as handle:
             self._check(handle, file, meta)
             try:
@@ -136,8 +136,11 @@ class LineFormat(FileFormat):
             raise _undecodable(file, offsets[error.row], lines[error.row], error.reason) from error
 
 
-class LineBacklog(Backlog):
-    """Counts lines from `start` on and computes their checksum."""
+class LineBacklog:
+    """Counts lines from `start` on and computes their checksum. The file is open only during `take`."""
+
+    taken_bytes = 0
+    exhausted = False
 
     def __init__(self, file: File, start: int, max_line_bytes: int) -> None:
         self._file = file
@@ -149,6 +152,8 @@ class LineBacklog(Backlog):
         self._mark = ""
 
     def take(self, records: int, max_bytes: int) -> int:
+        """Take up to `records` more lines within `max_bytes`, but at least one in all. Return how many. Sets
+        `exhausted` when it meets the end of what is complete. Raises OSError."""
         before, first = self._records, self._scanned
         with _opened(self._file.path) as handle:
             while self._records - before < records:
@@ -172,6 +177,7 @@ class LineBacklog(Backlog):
         return self._records - before
 
     def range(self) -> FileRange:
+        """All that was taken."""
         return FileRange(
             self._start,
             self._end,

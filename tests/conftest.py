@@ -20,7 +20,6 @@ import psutil
 import pytest
 from mysql_servers import MariaDBServer, MissingServerError, MySQLFamilyServer, MySQLServer
 from postgres import PostgresServer
-from redis_server import RedisServer
 from registry_server import RegistryServer
 from support.bare_python import make_bare_python
 from support.runs import SPARK_STARTS_SOONER, Launcher, keep_sparks_classes
@@ -32,7 +31,7 @@ from txstream.state import StateBackend, open_database
 
 pytest_plugins = ("support.processes", "support.run_report", "support.skips")
 
-FamilyServer = TypeVar("FamilyServer", bound=MySQLFamilyServer | RedisServer | RegistryServer)
+FamilyServer = TypeVar("FamilyServer", bound=MySQLFamilyServer | RegistryServer)
 
 for _name, _value in SPARK_STARTS_SOONER.items():
     os.environ.setdefault(_name, _value)
@@ -177,12 +176,6 @@ def _started(kind: type[FamilyServer]) -> Iterator[FamilyServer]:
     server.close()
 
 
-@pytest.fixture(scope="session")
-def redis_server() -> Iterator[RedisServer]:
-    """A Redis server."""
-    yield from _started(RedisServer)
-
-
 @pytest.fixture
 def postgres_url(postgres: PostgresServer, unique: str) -> str:
     """An empty database of this test."""
@@ -260,18 +253,6 @@ def own_mysql(_mysql: MySQLServer) -> MySQLServer:
     """A MySQL server that the test may stop."""
     _mysql.start()
     return _mysql
-
-
-@pytest.fixture(scope="session")
-def _redis() -> Iterator[RedisServer]:
-    yield from _started(RedisServer)
-
-
-@pytest.fixture
-def own_redis(_redis: RedisServer) -> RedisServer:
-    """A Redis server that the test may stop."""
-    _redis.start()
-    return _redis
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,7 @@ TESTS: Final = (
     "testing_bolts",
     "releases",
 )
-EXTRAS: Final = "metrics,mysql,postgresql,redis"  # tests/conftest.py imports the drivers
+EXTRAS: Final = "metrics,mysql,postgresql"  # tests/conftest.py imports the drivers
 NEEDED: Final[Sequence[str]] = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 LINKED: Final = ("pyspark", "py4j")
 MINUTES: Final = 10

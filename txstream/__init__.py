@@ -123,7 +123,6 @@ if TYPE_CHECKING:
     from txstream.spouts.kafka_queue import KafkaQueueSpout as KafkaQueueSpout
     from txstream.spouts.memory import MemorySpout as MemorySpout
     from txstream.spouts.rate import RateSpout as RateSpout
-    from txstream.spouts.redis_streams import RedisStreamSpout as RedisStreamSpout
     from txstream.state.backend import StateBackend as StateBackend
     from txstream.state.registry import register_backend as register_backend
     from txstream.state.store.backend import StoreBackend as StoreBackend
@@ -205,7 +204,6 @@ _HOMES = {
     "txstream.spouts.kafka_queue": ("KafkaQueueSpout",),
     "txstream.spouts.memory": ("MemorySpout",),
     "txstream.spouts.rate": ("RateSpout",),
-    "txstream.spouts.redis_streams": ("RedisStreamSpout",),
     "txstream.state.backend": ("StateBackend",),
     "txstream.state.registry": ("register_backend",),
     "txstream.state.store.backend": ("StoreBackend",),

@@ -119,25 +119,9 @@ def _cell(value: object) -> str:
 
 
 def topology_html(topology: Topology) -> str:
-    """Return the graph as SVG if matplotlib is installed, otherwise a table of its components."""
-    try:
-        import matplotlib.figure  # noqa: F401 - so that a fault of our own is not taken for its absence
-    except ImportError:
-        document = topology.to_document()
-        rows = [
-            [
-                one["id"],
-                one["class"],
-                ", ".join(given["component"] for given in one["inputs"]),
-                one["slots"],
-                one["tasks"],
-                one["phase"],
-            ]
-            for one in document["components"]
-        ]
-        title = f"topology {topology.id} ({topology.kind})"
-        return html_table(title, rows, ["component", "class", "reads", "slots", "tasks", "phase"])
-    from txstream.drawing.topology import draw_topology
+    """Return the graph as an image, so that its styles are not the page's; in words, it is what `describe`
+    says."""
+    from txstream.drawing.topology import as_image
 
-    drawn = draw_topology(topology).decode()
-    return f'<div style="overflow-x:auto">{drawn[drawn.index("<svg") :]}</div>'
+    words = escape(topology.describe(), quote=True)
+    return f'<div style="overflow-x:auto"><img src="{as_image(topology)}" alt="{words}"></div>'

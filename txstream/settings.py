@@ -24,13 +24,13 @@ DATA_DIR = ".txstream"
 SETTINGS_FILE = "txstream.toml"
 COLD, WARM = "cold", "warm"
 _STRINGS = (
-    *("zookeeper", "kafka", "database", "master", "redis", "standby", "database_file"),
+    *("zookeeper", "kafka", "database", "master", "standby", "database_file"),
     *("zookeeper_auth", "zookeeper_user", "zookeeper_password_file"),
     *("zookeeper_tls_ca", "zookeeper_tls_certificate", "zookeeper_tls_key"),
     *("schema_registry", "schema_registry_ca"),
 )
 _LISTS = ("state_databases",)
-_URLS = ("database", "redis", "schema_registry")
+_URLS = ("database", "schema_registry")
 # In no file of settings and on no command line.
 _PASSWORD = "zookeeper_password"  # noqa: S105 - a name
 _IN_FILES = {"database": "database_file", _PASSWORD: "zookeeper_password_file"}
@@ -43,7 +43,7 @@ class Settings:
     """Addresses and deadlines of a run.
 
     `zookeeper` is hosts with an optional chroot, `kafka` bootstrap servers, `database` a SQLAlchemy URL,
-    `master` a Spark master, `redis` a URL for RedisStreamSpout. `schema_registry` is the URL, with user and
+    `master` a Spark master. `schema_registry` is the URL, with user and
     password, of a schema registry with Confluent's interface, `schema_registry_ca` a file with the
     certificates in PEM of the authorities that it is trusted by, instead of the system's. `standby` is "cold"
     or "warm": what a driver has ready while another one leads. None means not given: look further.
@@ -63,7 +63,6 @@ class Settings:
     database: str | None = field(default=None, repr=False)
     database_file: str | None = None
     master: str | None = None
-    redis: str | None = field(default=None, repr=False)
     schema_registry: str | None = field(default=None, repr=False)
     schema_registry_ca: str | None = None
     standby: str | None = None
@@ -174,7 +173,6 @@ class Settings:
         """Return the known addresses that a source or a bolt may need."""
         known = {
             "kafka": self.kafka,
-            "redis": self.redis,
             "schema_registry": self.schema_registry,
             "schema_registry_ca": self.schema_registry_ca,
             "database": self.database_url(),

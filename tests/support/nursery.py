@@ -27,7 +27,7 @@ from typing import IO, Any
 
 _MOST_BYTES = 1 << 20
 # What txstream imports only when it needs it.
-_DRIVERS = ("kafka", "psycopg", "pymysql", "redis", "rich.progress", "rich.table")
+_DRIVERS = ("kafka", "psycopg", "pymysql", "rich.progress", "rich.table")
 
 
 class Forked:

@@ -81,7 +81,7 @@ def test_clocks_that_differ_are_named() -> None:
 
 
 def test_a_package_that_is_missing_or_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    needs = ["kazoo>=2.10", "no-such-package>=1.0", "numpy>=999", "redis>=6.0; extra == 'redis'"]
+    needs = ["kazoo>=2.10", "no-such-package>=1.0", "numpy>=999", "pymysql>=1.2; extra == 'mysql'"]
     monkeypatch.setattr("importlib.metadata.requires", lambda _: needs)
     with pytest.raises(WrongError) as caught:
         local.look_at_python()

@@ -80,8 +80,8 @@ def test_nothing_is_found_when_all_is_well(make_site: Any, spout: Any, txid: int
 
 def test_tracked_tuples_have_neither_states_nor_plans_to_check() -> None:
     tree = MemoryTree()
-    spout = "txstream.spouts.redis_streams.RedisStreamSpout"
-    source = {"tracked": {"orders": "RedisStreamSpout"}}
+    spout = "txstream.spouts.kafka_queue.KafkaQueueSpout"
+    source = {"tracked": {"orders": "KafkaQueueSpout"}}
     identity = Identity.new(Semantics.NON_TRANSACTIONAL, spout, source, ())
 
     def store(codec: MetaCodec[Any]) -> MemoryProgress:

@@ -172,13 +172,12 @@ def test_settings_take_variables_wherever_a_url_stands(
 ) -> None:
     monkeypatch.setenv("ONE", "a/b")
     (tmp_path / "txstream.toml").write_text(
-        'database_file = "url"\nredis = "redis://:${ONE}@host/0"\nstate_databases = ["mysql://me:${ONE}@h/x"]\n'
+        'database_file = "url"\nstate_databases = ["mysql://me:${ONE}@h/x"]\n'
     )
     (tmp_path / "url").write_text("postgresql://me:${ONE}@db/x\n")
     monkeypatch.setenv("TXSTREAM_SCHEMA_REGISTRY", "https://me:${ONE}@host")
     found = Settings().resolve_given(tmp_path)
     assert found.database == "postgresql://me:a%2Fb@db/x"
-    assert found.redis == "redis://:a%2Fb@host/0"
     assert found.state_databases == ("mysql://me:a%2Fb@h/x",)
     assert found.schema_registry == "https://me:a%2Fb@host"
     assert found.resolve_given(tmp_path) == found
@@ -195,7 +194,6 @@ def test_a_child_process_finds_the_same_by_its_environment(
         zookeeper_auth="digest",
         zookeeper_user="me",
         zookeeper_password="hush",
-        redis="redis://:hush@host/0",
     ).resolve_given(tmp_path)
     for name, value in to_environment(given).items():
         monkeypatch.setenv(name, value)

@@ -11,7 +11,7 @@ from txstream import embedded
 from txstream.api.errors import UsageError
 from txstream.settings import SETTINGS_FILE, Settings
 
-NAMES = ("zookeeper", "kafka", "database", "master", "redis", "schema_registry", "schema_registry_ca")
+NAMES = ("zookeeper", "kafka", "database", "master", "schema_registry", "schema_registry_ca")
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def test_resolving_twice_changes_nothing() -> None:
     ("text", "words"),
     [
         ("zookeeper =", ["txstream.toml", "cannot be read"]),
-        ('zoo = "z:1"', ["unknown", "zoo", "zookeeper, kafka, database, master, redis"]),
+        ('zoo = "z:1"', ["unknown", "zoo", "zookeeper, kafka, database, master, standby"]),
         ("kafka = 9092", ["kafka", "string", "int"]),
         ("[kafka]\nport = 1", ["kafka", "string"]),
     ],

@@ -70,4 +70,4 @@ def test_the_table_has_every_promise_in_its_words() -> None:
 
 def test_the_example_of_tracked_tuples_can_be_built(guide: Any) -> None:
     assert [component.id for component in guide.shipping().components] == ["orders", "once", "ship"]
-    assert repr(guide.clicks) == "KafkaQueueSpout(KafkaSource('clicks'))"
+    assert repr(guide.shipping().components[0].instance) == "KafkaQueueSpout(KafkaSource('orders'))"

@@ -14,8 +14,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from txstream.api.batch_spouts import BATCH_PARTITION, BatchSpout
@@ -158,26 +156,6 @@ class JsonFilesHarness(FilesHarness):
         return [{**row, "path": name} for row in rows]
 
 
-class ParquetFilesHarness(FilesHarness):
-    """Parquet files do not grow, so each append adds two files."""
-
-    not_applicable: ClassVar[set[str]] = set()
-
-    def create(self) -> FileSpout:
-        return FileSpout(self.folder, "parquet", "n bigint", with_origin=True)
-
-    def append(self, count: int) -> Rows:
-        names = [f"{next(self.written):04}-{half}.parquet" for half in "ab"]
-        return {name: self.write(name, count) for name in names}
-
-    def write(self, name: str, count: int) -> list[Row]:
-        numbers = [next(self.written) for _ in range(count)]
-        partial = self.folder / f".{name}"
-        pq.write_table(pa.table({"n": numbers}), partial, row_group_size=2)
-        partial.rename(self.folder / name)
-        return [{"n": n, "path": name, "offset": place} for place, n in enumerate(numbers)]
-
-
 class RateHarness(Harness):
     """Rows come due as the test moves the clock."""
 
@@ -310,7 +288,7 @@ class BatchHarness(Harness):
 
 HARNESSES: list[type[Harness]] = [
     *(MemoryHarness, MarkedMemoryHarness),
-    *(FilesHarness, JsonFilesHarness, ParquetFilesHarness),
+    *(FilesHarness, JsonFilesHarness),
     *(RateHarness, EndlessHarness, BatchHarness),
 ]
 

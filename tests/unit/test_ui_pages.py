@@ -260,7 +260,7 @@ def test_a_pause_is_a_pause_and_not_a_wait_for_its_end() -> None:
 def test_a_tracked_topology_shows_its_trees(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served(ledger, monkeypatch)
     store = MemoryProgress(served.zookeeper.memory, "orders", CODEC)
-    tracked = {"tracked": {"queue": "RedisStreamSpout"}}
+    tracked = {"tracked": {"queue": "KafkaQueueSpout"}}
     store.create_identity(Identity.new(Semantics.NON_TRANSACTIONAL, "tracked", tracked, ()))
     store.claim_epoch(Epoch(0))
     assert "its driver has noted nothing yet" in served.get("/topologies/orders")

@@ -45,7 +45,7 @@ class Unavailable:
 class SpoutContext:
     """What a source gets when it is opened, on the driver or on an executor.
 
-    `addresses` come from the run's settings: "kafka" holds the bootstrap servers; "redis", "database" and
+    `addresses` come from the run's settings: "kafka" holds the bootstrap servers; "database" and
     "schema_registry" hold URLs with passwords. A read that makes no progress for `fetch_timeout_seconds`
     counts as an outage. `task_index` and the fields after it are for tracked spouts and mean the same as in a
     bolt's `TopologyContext`.

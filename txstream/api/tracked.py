@@ -90,7 +90,7 @@ class Spout(ABC):
 
     def waiting_for(self) -> str | None:
         """Return what this task waits for before it can say that its source has nothing more, in a few words
-        that follow "waiting for": "Redis at ..., which does not answer". None if its source has nothing.
+        that follow "waiting for": "the queue at ..., which does not answer". None if its source has nothing.
 
         Called over and over while `next_tuple` emits nothing; answer at once, from what is known. While a
         task waits, `--until caught-up` does not end the run, and `txstream status` and the run show the

@@ -23,7 +23,7 @@ th:first-child { padding-left: 0; text-align: left; font-weight: 400; color: var
 thead th { border-bottom: 1px solid var(--line); }
 code, pre { font: .85rem/1.45 ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere; }
 pre { margin: 0; }
-.graph { display: block; max-width: 100%; background: #fff; border-radius: 6px; }
+.graph { display: block; max-width: 100%; border-radius: 6px; }
 .hint { display: none; }
 @media (max-width: 52rem) { body { padding: 1rem .6rem 2rem; } section { padding: .7rem; } .hint { display: block; }
   table { font-size: .7rem; } th, td { padding: .1rem 0 .1rem .4rem; } }
@@ -96,11 +96,7 @@ ${chart | n}
 % endfor
 <section>
 <h2>The topology</h2>
-% if graph:
 <img class="graph" src="${graph}" alt="${description}">
-% else:
-<pre>${description}</pre>
-% endif
 </section>
 </body>
 </html>

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from txstream.compare.report import in_a_sentence, side_by_side
 from txstream.compare.run import Outcome
 from txstream.drawing import timeline
 from txstream.drawing.timeline import Chart, Run
+from txstream.drawing.topology import as_image
 from txstream.wording import counted, shown
 
 if TYPE_CHECKING:
@@ -64,17 +64,8 @@ def html(
         legend=timeline.legend(compared=True),
         rows=side_by_side(runs),
         told={name: in_a_sentence(found) for name, found in runs.items()},
-        graph=_drawn(topology),
+        graph=as_image(topology),
         description=topology.describe(),
         shown=shown,
     )
     return page
-
-
-def _drawn(topology: Topology) -> str | None:
-    """Return the topology's graph as an image's address that holds the image, or None without matplotlib."""
-    try:
-        from txstream.drawing.topology import draw_topology
-    except ImportError:
-        return None
-    return f"data:image/svg+xml;base64,{base64.b64encode(draw_topology(topology)).decode()}"

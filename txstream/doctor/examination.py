@@ -6,7 +6,6 @@ import importlib.util
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from urllib.parse import urlsplit
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
@@ -29,7 +28,7 @@ from txstream.settings import Settings
 _SLACK_SECONDS = 10.0
 _SPARK_SECONDS = 120.0
 _ENDING_SECONDS = 15.0  # for Spark
-_PORTS = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306, "redis": 6379, "rediss": 6379}
+_PORTS = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306}
 _ON_EXECUTORS = ("txstream", "pyspark", "pyarrow", "numpy")
 _OF_KAFKA = ("kafka", "crc32c")
 
@@ -89,10 +88,6 @@ class Examination:
             yield from _listed("Kafka", bootstrap, 9092, for_executors=True)
         for url in self._urls:
             yield from _database_place(url)
-        if settings.redis:
-            parts = urlsplit(settings.redis)
-            if parts.hostname:
-                yield Place("Redis", parts.hostname, parts.port or 6379, for_executors=True)
         for host, port in Master(settings.master or DEFAULT_MASTER)._addresses:
             yield Place("the Spark master", host, port)
 

@@ -1,1 +1,1 @@
-"""Drawings: a topology as a picture (with the extra `svg`), the attempts of a run as a chart."""
+"""Drawings: a topology as a picture, the attempts of a run as a chart."""

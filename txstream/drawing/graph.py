@@ -1,7 +1,11 @@
-"""Components and what passed between them as SVG, for a page with `look.css`. `layers` places them."""
+"""Components and the edges between them as SVG: for a page that has `look.css`, or as a file.
+
+`layers` places them.
+"""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,16 +19,18 @@ _LETTER = 7.4  # what a letter of the widest line takes at most, on average
 _LINE = 17.0
 _PADDING = 10.0
 _MARGIN = 8.0
-_LONGEST = 34
+_LONGEST = 48
+_HEADING = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A component: its name, what is written below it, and whether it is marked as the slowest."""
+    """A component: its name, what is written below it, and how `look.css` marks its box: as "slowest",
+    "source", "commit" or "committer"."""
 
     name: str
     lines: tuple[str, ...] = ()
-    is_slowest: bool = False
+    mark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +40,20 @@ class Edge:
     label: str
 
 
-def svg(nodes: Sequence[Node], edges: Sequence[Edge], label: str) -> str:
-    """Return the drawing. Every edge is between two of the nodes, and no edges make a ring."""
-    layers = layers_of([node.name for node in nodes], [(edge.source, edge.target) for edge in edges])
+def svg(
+    nodes: Sequence[Node],
+    edges: Sequence[Edge],
+    label: str,
+    *,
+    layers: Mapping[str, int] | None = None,
+    look: str = "",
+) -> str:
+    """Return the drawing. Every edge is between two of the nodes, and no edges make a ring. With the style
+    sheet `look` it is a document of its own, with the label as its heading."""
+    if layers is None:
+        layers = layers_of([node.name for node in nodes], [(edge.source, edge.target) for edge in edges])
+    heading = _HEADING if look else 0.0
+    wanted = _width(label) if look else 0.0
     sizes = {node.name: _size([node.name, *node.lines]) for node in nodes}
     links = [Link(edge.source, edge.target, _size([edge.label], padding=3.0)) for edge in edges]
     placed = place(sizes, layers, links)
@@ -48,8 +65,10 @@ def svg(nodes: Sequence[Node], edges: Sequence[Edge], label: str) -> str:
         cut=_cut,
         line=_LINE,
         margin=_MARGIN,
-        width=round(placed.size.width + 2 * _MARGIN),
-        height=round(placed.size.height + 2 * _MARGIN),
+        width=round(max(placed.size.width, wanted) + 2 * _MARGIN),
+        height=round(placed.size.height + 2 * _MARGIN + heading),
+        top=-round(heading),
+        look=look,
         paths=_paths(placed),
         label=label,
     )
@@ -71,9 +90,14 @@ def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
+def _width(line: str) -> float:
+    shown = _cut(line)
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in shown)
+    return (len(shown) + wide) * _LETTER
+
+
 def _size(lines: Sequence[str], *, padding: float = _PADDING) -> Size:
-    longest = max(len(_cut(line)) for line in lines)
-    return Size(longest * _LETTER + 2 * padding, len(lines) * _LINE + 2 * padding)
+    return Size(max(map(_width, lines)) + 2 * padding, len(lines) * _LINE + 2 * padding)
 
 
 def _paths(placed: Placement) -> list[str]:

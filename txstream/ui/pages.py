@@ -100,7 +100,7 @@ def flow(graph: Mapping[str, Any]) -> str:
                 f"{counted(one['tuples'], 'tuple')} in {seconds(one['seconds'])}",
                 f"{counted(one['tasks'], 'task')}, longest {seconds(one['longest_seconds'])}",
             ]
-        nodes.append(Node(name, tuple(lines), is_slowest=name == slowest))
+        nodes.append(Node(name, tuple(lines), mark="slowest" if name == slowest else ""))
     drawn = [
         Edge(
             one["source"],

@@ -21,6 +21,7 @@ from txstream.api.errors import ServiceUnavailableError, StateTableError, Txstre
 from txstream.asking import NotRunningError
 from txstream.compare import kept
 from txstream.drawing.graph import layers_of
+from txstream.drawing.topology import draw_topology
 from txstream.inspect.json_documents import (
     batch_document,
     details_document,
@@ -511,13 +512,6 @@ def again(site: Site, topology_id: str, txid: int) -> dict[str, Any]:
 def graph(site: Site, topology_id: str) -> bytes:
     """Return the drawing of the topology's code, as `txstream describe --svg` makes it."""
     made = site.code_of(topology_id)
-    try:
-        from txstream.drawing.topology import draw_topology
-    except ImportError as error:
-        raise UsageError(
-            f"the graph is drawn with matplotlib, which cannot be imported ({error}); "
-            "type pip install 'txstream[svg]'"
-        ) from error
     return site.memo(("graph", topology_id), lambda: draw_topology(made), 3600.0)
 
 
