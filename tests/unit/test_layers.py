@@ -47,12 +47,12 @@ def steps_of(route: Route) -> tuple[Step, ...]:
 
 
 @settings(max_examples=40, deadline=None)
-@given(graphs(), st.integers(0, 3), st.floats(0, 50))
+@given(graphs())
 def test_nothing_overlaps_and_lines_pass_beside_boxes(
-    graph: tuple[dict[str, Size], dict[str, int], list[Link]], roomy: int, room: float
+    graph: tuple[dict[str, Size], dict[str, int], list[Link]],
 ) -> None:
     nodes, layers, links = graph
-    placed = place(nodes, layers, links, {roomy: room})
+    placed = place(nodes, layers, links)
     taken = {name: rectangle(placed.nodes[name], size) for name, size in nodes.items()}
     labels = {
         f"label {number}": rectangle(route.label, link.label)
@@ -161,14 +161,6 @@ def test_a_line_over_several_layers_is_straight_where_there_is_room() -> None:
     placed = place(dict.fromkeys(layers, BOX), layers, [Link(*edge, LABEL) for edge in edges])
     passing = placed.routes[3]
     assert len({round(step.end.x, 6) for step in passing.above[1:]}) == 1
-
-
-def test_room_above_a_layer_is_above_its_labels() -> None:
-    nodes, layers = dict.fromkeys("ab", BOX), {"a": 0, "b": 1}
-    near, far = (place(nodes, layers, [Link("a", "b", LABEL)], {1: room}) for room in (0.0, 30.0))
-    assert far.layer_tops[1] - near.layer_tops[1] == pytest.approx(30)
-    assert far.routes[0].label.y - near.routes[0].label.y == pytest.approx(30)
-    assert far.layer_tops[0] == near.layer_tops[0]
 
 
 def test_the_same_graph_is_placed_alike() -> None:

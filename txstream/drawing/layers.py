@@ -72,12 +72,10 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The layout: the centers of the nodes, the routes in the order of the links, the top of each layer with
-    the labels above it, and the total size."""
+    """The layout: the centers of the nodes, the routes in the order of the links, and the total size."""
 
     nodes: Mapping[str, Point]
     routes: tuple[Route, ...]
-    layer_tops: tuple[float, ...]
     size: Size
 
 
@@ -97,15 +95,13 @@ def place(
     nodes: Mapping[str, Size],
     layers: Mapping[str, int],
     links: Sequence[Link],
-    room_above: Mapping[int, float] | None = None,
 ) -> Placement:
     """Return positions for nodes in their layers; layer 0 is the topmost. A link's source must be in a layer
-    above its target, and every layer but the topmost must have a target. `room_above` is extra room above
-    some layers and their labels."""
+    above its target, and every layer but the topmost must have a target."""
     grid = _Grid(nodes, layers, links)
     grid.order()
     grid.settle()
-    return grid.placement(room_above or {})
+    return grid.placement()
 
 
 class _Grid:
@@ -280,8 +276,8 @@ class _Grid:
 
     # --- the drawing ------------------------------------------------------------------------------------
 
-    def placement(self, room_above: Mapping[int, float]) -> Placement:
-        extents = list(self._extents(room_above))
+    def placement(self) -> Placement:
+        extents = list(self._extents())
         middle = [(top + bottom) / 2 for top, bottom in extents]
         width = max(place.x + place.size.width / 2 for place in self.places)
         ports = self._ports()
@@ -290,16 +286,14 @@ class _Grid:
                 name: Point(self.places[at].x, middle[self.places[at].row]) for name, at in self.nodes.items()
             },
             routes=tuple(self._route(number, extents, ports) for number in range(len(self.paths))),
-            layer_tops=tuple(extents[max(row - 1, 0)][0] for row in range(0, len(self.rows), 2)),
             size=Size(width, extents[-1][1]),
         )
 
-    def _extents(self, room_above: Mapping[int, float]) -> Iterator[tuple[float, float]]:
+    def _extents(self) -> Iterator[tuple[float, float]]:
         """Yield the top and bottom of each row."""
         bottom = -_GAP_BETWEEN_ROWS
-        for number, row in enumerate(self.rows):
-            more = room_above.get((number + 1) // 2, 0.0) if number % 2 else 0.0
-            top = bottom + _GAP_BETWEEN_ROWS + more
+        for row in self.rows:
+            top = bottom + _GAP_BETWEEN_ROWS
             bottom = top + max(self.places[place].size.height for place in row)
             yield top, bottom
 
