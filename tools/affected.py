@@ -86,7 +86,9 @@ def nearest(changed: set[str], tests: Iterable[str], graph: Mapping[str, Iterabl
 
 def chosen(near: Mapping[str, int], took: Mapping[str, float], seconds: float) -> tuple[list[str], list[str]]:
     """Return the files to run, which take `seconds` at most, and those that are left out."""
-    run, left, spent = [], [], 0.0
+    run: list[str] = []
+    left: list[str] = []
+    spent = 0.0
     for file in sorted(near, key=lambda file: (near[file], took[file], file)):
         fits = spent + took[file] <= seconds
         spent += took[file] if fits else 0.0

@@ -9,6 +9,7 @@ from pathlib import Path
 import affected
 import durations
 import lanes
+from guards import GUARDS
 
 
 def test_a_folder_over_its_budget_and_a_case_too_many_fail_and_are_named() -> None:
@@ -37,7 +38,7 @@ def test_what_ran_is_noted_and_what_is_gone_is_forgotten(tmp_path: Path) -> None
     for name in ("kept.py", "new.py"):
         (tmp_path / name).touch()
     durations.record("gate", {"new.py": (3, 1.234)}, notes, tmp_path)
-    assert durations.recorded(notes) == {"gate": {"kept.py": [2, 2.0], "new.py": [3, 1.2]}, "long": {}}
+    assert json.loads(notes.read_text()) == {"gate": {"kept.py": [2, 2.0], "new.py": [3, 1.2]}, "long": {}}
 
 
 def test_the_nearest_come_first_and_the_time_is_kept() -> None:
@@ -51,7 +52,7 @@ def test_the_nearest_come_first_and_the_time_is_kept() -> None:
 
 def test_guides_and_guards_are_near_to_their_tests() -> None:
     assert affected.nearest({"docs/kafka.md"}, affected.OF_GUIDES, {}) == dict.fromkeys(affected.OF_GUIDES, 0)
-    guard = next(guard for guard in affected.GUARDS if guard.test)
+    guard = next(guard for guard in GUARDS if guard.test)
     test = guard.test.partition("::")[0]
     assert affected.nearest({guard.file}, [test], {}) == {test: 0}
 
