@@ -32,10 +32,10 @@ from state import own_server
 
 from txstream.api.reducers import Put
 from txstream.api.state import SqlTable
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
 from txstream.state import Commit, TableSpec, open_database
 from txstream.state.sql.postgresql_copy import copy_body, copy_text
-from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
 TARGET = 150_000
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -21,10 +21,10 @@ import txstream
 from txstream.api.bolts import Bolt
 from txstream.api.spouts import SpoutContext
 from txstream.api.tuples import Chunk, Tuple
+from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
 from txstream.engine.batch.execution_plan import compile_topology
 from txstream.engine.batch.stage import Stopwatch, TaskRuntime
 from txstream.engine.batch.worker_process import WorkerProcess
-from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
 WORDS = pa.schema([("word", pa.string()), ("n", pa.int64())])
 

@@ -33,9 +33,10 @@ from txstream.api.reducers import Sum
 from txstream.api.spouts import OpaqueSpout, SpoutContext
 from txstream.api.state import SqlState
 from txstream.api.topology import CommitChoice, Topology
-from txstream.batch_metas import Encoded
 from txstream.bolts.sql import SqlStateBolt
-from txstream.digests import digest_of
+from txstream.core.batch_metas import Encoded
+from txstream.core.digests import digest_of
+from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
 from txstream.engine.batch.execution_plan import compile_topology
 from txstream.engine.batch.runner_contract import NOTHING
 from txstream.engine.commit.committer import (
@@ -49,7 +50,6 @@ from txstream.engine.spark.session import create_context
 from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.spouts.memory import MemorySpout
 from txstream.state import open_database
-from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
 SIZES = (1_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
 WARM_UP_ROUNDS = 2

@@ -22,9 +22,9 @@ import fastavro
 import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from txstream.spouts.json_values import JsonReader, json_schema
-from txstream.spouts.schema_registry import HEADER_BYTES, RegisteredSchema
-from txstream.spouts.value_formats import RegisteredReader, schema_format
+from txstream.spouts.formats.json_values import JsonReader, json_schema
+from txstream.spouts.formats.schema_registry import HEADER_BYTES, RegisteredSchema
+from txstream.spouts.formats.value_formats import RegisteredReader, schema_format
 
 FIELDS: list[tuple[str, Any, str, int]] = [
     ("id", "long", "bigint", 3),

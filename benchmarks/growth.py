@@ -44,14 +44,14 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 import txstream
+from txstream.core.fault_points import Point
+from txstream.core.transaction import Txid
 from txstream.embedded import embedded
 from txstream.engine.spark.session import create_session
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver
 from txstream.engine.start.run_services import RunServices
-from txstream.fault_points import Point
 from txstream.testing import InProcessRunner
-from txstream.transaction import Txid
 
 HERE = Path(__file__).resolve().parent
 PARTITIONS = (4, 64, 1_000)

@@ -33,12 +33,11 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.util import calc_crc32c
 
 from txstream.api.spouts import SpoutContext
-from txstream.spouts import kafka_record_batches
-from txstream.spouts.kafka import KafkaRange, KafkaSource
-from txstream.spouts.kafka_columns import kafka_column
-from txstream.spouts.kafka_protocol import Partition
-from txstream.spouts.kafka_record_blocks import RecordColumns
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.spouts.kafka import KafkaRange, KafkaSource, record_batches as kafka_record_batches
+from txstream.spouts.kafka.columns import kafka_column
+from txstream.spouts.kafka.protocol import Partition
+from txstream.spouts.kafka.record_blocks import RecordColumns
 
 JSON: dict[str, Any] = {
     "value_format": "json",

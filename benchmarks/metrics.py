@@ -31,11 +31,11 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
 
 from txstream.embedded import embedded
+from txstream.engine.loop.report import BatchTiming
 from txstream.engine.run import start
 from txstream.examples.word_count import topology
 from txstream.metrics.of_run import RunMetrics
 from txstream.metrics.server import served
-from txstream.report import BatchTiming
 from txstream.settings import Settings
 from txstream.testing import InProcessRunner
 

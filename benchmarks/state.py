@@ -45,11 +45,11 @@ from bare_statements import POSTGRESQL, SQLITE, Way
 
 from txstream.api.reducers import Sum
 from txstream.api.state import SqlState
-from txstream.digests import digest_of
-from txstream.folding import Fold
-from txstream.semantics import Semantics
+from txstream.core.digests import digest_of
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
 from txstream.state import Commit, StateBackend, TableSpec, open_database
-from txstream.transaction import TransactionAttempt, Txid, attempt_id
+from txstream.state.folding import Fold
 
 TARGET = 0.7
 SEMANTICS = (Semantics.OPAQUE, Semantics.TRANSACTIONAL)

@@ -29,8 +29,8 @@ from pathlib import Path
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
 
+from txstream.core.transaction import Epoch, epoch_of
 from txstream.embedded import Services, embedded
-from txstream.transaction import Epoch, epoch_of
 from txstream.zookeeper import ZooKeeper
 
 TOPIC, TOPOLOGY = "lines", "word-count"

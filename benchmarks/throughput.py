@@ -31,9 +31,9 @@ from rich.table import Table
 
 import txstream
 from txstream.embedded import embedded
+from txstream.engine.loop.report import BatchTiming
 from txstream.engine.spark.session import create_session
 from txstream.examples import word_count
-from txstream.report import BatchTiming
 
 PARTITIONS = 4
 PARTS = (

@@ -27,12 +27,12 @@ import psutil
 
 from txstream import BasicBolt, Spout, TopologyBuilder
 from txstream.api.spouts import SpoutContext
+from txstream.core.transaction import Epoch
 from txstream.engine.batch.execution_plan import compile_topology
 from txstream.engine.spark.session import create_session
 from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.engine.tracked.loop import Cut, TrackedLoop
 from txstream.testing import InProcessRunner
-from txstream.transaction import Epoch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,0 +1,1 @@
+"""The bolts that ship with txstream."""

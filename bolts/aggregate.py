@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from txstream.api.bolts import MergeableBolt, OutputFieldsDeclarer
-from txstream.api.errors import TopologyError
 from txstream.api.reducers import Count, Reducer
 from txstream.api.tuples import Chunk, Tuple, one_row
-from txstream.folding import Fold, bound, check_reducers
+from txstream.core.errors import TopologyError
+from txstream.state.folding import Fold, bound, check_reducers
 
 
 class ReduceBolt(MergeableBolt):

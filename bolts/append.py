@@ -8,14 +8,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txstream.api.bolts import OutputFieldsDeclarer, StateCommitter
-from txstream.api.errors import StateValueError, TopologyError
 from txstream.api.reducers import Put
+from txstream.api.retention import refuse_late
 from txstream.api.schema import format_type
 from txstream.api.state import SqlTable
 from txstream.api.tuples import Chunk, Tuple, one_row
 from txstream.bolts.sql import holds
-from txstream.retention import refuse_late
-from txstream.row_fold import RowFold
+from txstream.core.errors import StateValueError, TopologyError
+from txstream.state.row_fold import RowFold
 
 _PLACE = ("topic", "partition", "offset")
 

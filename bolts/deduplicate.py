@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from txstream.api.bolts import OutputFieldsDeclarer, TopologyContext, WorkerContext
-from txstream.api.errors import ServiceUnavailableError, StateValueError, TopologyError, UsageError
 from txstream.api.rows import UnfitValueError, to_record_batch
 from txstream.api.schema import format_type
 from txstream.api.state import SqlState
 from txstream.api.tracked import RichBolt, RichCollector
 from txstream.api.tuples import Tuple
+from txstream.core.errors import ServiceUnavailableError, StateValueError, TopologyError, UsageError
 
 if TYPE_CHECKING:
     from txstream.state.sql.first_rows import FirstRows

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txstream.api.bolts import OutputFieldsDeclarer, StateCommitter
-from txstream.api.errors import StateValueError, TopologyError
 from txstream.api.reducers import Count, Custom, Reducer, Sum
+from txstream.api.retention import refuse_late
 from txstream.api.schema import format_type
 from txstream.api.state import SqlState, SqlTable
 from txstream.api.tuples import Chunk, Tuple, one_row
-from txstream.folding import bound, check_reducers, new_fold
-from txstream.retention import refuse_late
+from txstream.core.errors import StateValueError, TopologyError
+from txstream.state.folding import bound, check_reducers, new_fold
 
 _BIGINT_DIGITS = 19
 

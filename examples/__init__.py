@@ -1,0 +1,1 @@
+"""Small topologies, each runnable and tested."""

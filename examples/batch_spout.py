@@ -32,8 +32,8 @@ from txstream import (
     UsageError,
 )
 from txstream.api.batch_spouts import BatchSpout
+from txstream.core.transaction import Txid
 from txstream.examples.word_count import SPOUTS
-from txstream.transaction import Txid
 
 CITIES = ("Berlin", "Nairobi", "Lima", "Hanoi")
 

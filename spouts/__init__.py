@@ -1,0 +1,1 @@
+"""The sources that ship with txstream."""

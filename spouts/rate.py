@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from txstream.api.errors import DataLostError, TopologyError
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, PartitionEmitter, SpoutContext
+from txstream.core.errors import DataLostError, TopologyError
+from txstream.core.transaction import TransactionAttempt
 from txstream.spouts.backlog import share_limit
 from txstream.spouts.ranges import RecordSpan
-from txstream.transaction import TransactionAttempt
 
 _CHUNK_ROWS = 10_000
 _MICROSECONDS = 1_000_000

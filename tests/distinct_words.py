@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import txstream
-from txstream.transaction import sequence_of
+from txstream.core.transaction import sequence_of
 
 
 class DistinctWords(txstream.BatchBolt):

@@ -15,16 +15,16 @@ from public_api import FURTHER
 from tracked_wheel import ROOT
 
 API_PAGES: Final[Mapping[str, tuple[str, ...]]] = {
-    "errors": ("txstream.api.errors", "txstream.api.bolt_checks"),
+    "errors": ("txstream.core.errors", "txstream.api.bolt_checks"),
     "sources": ("txstream.api.spouts", "txstream.api.batch_spouts", "txstream.spouts."),
     "states": (
-        *("txstream.api.state", "txstream.api.map_state", "txstream.api.reducers", "txstream.semantics"),
+        *("txstream.api.state", "txstream.api.map_state", "txstream.api.reducers", "txstream.core.semantics"),
         *("txstream.bolts.sql", "txstream.state."),
     ),
     "running": (
         "txstream.engine.run",
         "txstream.engine.spark.session",
-        "txstream.report",
+        "txstream.engine.loop.report",
         "txstream.settings",
     ),
     "topologies": ("txstream.",),

@@ -17,7 +17,7 @@ from typing import Final
 
 import platformdirs
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError
 from txstream.embedded.jars import maven_repository
 
 VERSION: Final = "3.0.9"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from tracked_wheel import ROOT
-from txstream.api.errors import TxstreamError
+from txstream.core.errors import TxstreamError
 
 WRITTEN: Final = ROOT / "docs" / "reference" / "public_api.txt"
 MODULES: Final = ("txstream", "txstream.inspect", "txstream.testing")

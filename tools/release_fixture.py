@@ -29,8 +29,8 @@ def make(folder: Path) -> None:
     sys.path.insert(0, str(ROOT / "tests"))
     from support.release_topologies import METAS, ORDERS, SCHEMA, SEMANTICS, orders
 
-    from txstream.batch_metas import BatchMetas, MetaCodec
-    from txstream.fault_points import Point
+    from txstream.core.batch_metas import BatchMetas, MetaCodec
+    from txstream.core.fault_points import Point
     from txstream.spouts.memory import MemorySpout
     from txstream.testing import TopologyTest
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txstream.lazy_names import home_of, lazily
+from txstream.core.lazy_names import home_of, lazily
 
 __version__ = "0.1.0"
 
@@ -30,35 +30,6 @@ if TYPE_CHECKING:
         WorkerContext as WorkerContext,
     )
     from txstream.api.builder import TransactionalTopologyBuilder as TransactionalTopologyBuilder
-    from txstream.api.errors import (
-        BatchFailedError as BatchFailedError,
-        BoltError as BoltError,
-        CorruptStateError as CorruptStateError,
-        DataLostError as DataLostError,
-        DecodeError as DecodeError,
-        FailedException as FailedException,
-        FencedError as FencedError,
-        IdentityMismatchError as IdentityMismatchError,
-        LateRecordError as LateRecordError,
-        LeaderExistsError as LeaderExistsError,
-        MetaTooLargeError as MetaTooLargeError,
-        PartitionUnavailableError as PartitionUnavailableError,
-        ProgressMismatchError as ProgressMismatchError,
-        SchemaError as SchemaError,
-        SchemaRevisionError as SchemaRevisionError,
-        ServiceUnavailableError as ServiceUnavailableError,
-        ShortBatchError as ShortBatchError,
-        ShortReadError as ShortReadError,
-        SparkLostError as SparkLostError,
-        StaleAttemptError as StaleAttemptError,
-        StateTableError as StateTableError,
-        StateValueError as StateValueError,
-        TopologyError as TopologyError,
-        TupleError as TupleError,
-        TxidRegressionError as TxidRegressionError,
-        TxstreamError as TxstreamError,
-        UsageError as UsageError,
-    )
     from txstream.api.functions import bolt as bolt
     from txstream.api.map_state import MapState as MapState
     from txstream.api.reducers import (
@@ -106,27 +77,56 @@ if TYPE_CHECKING:
     from txstream.bolts.append import SqlAppendBolt as SqlAppendBolt
     from txstream.bolts.deduplicate import DeduplicateBolt as DeduplicateBolt
     from txstream.bolts.sql import SqlStateBolt as SqlStateBolt
-    from txstream.dead_letters import DeadLetters as DeadLetters
+    from txstream.core.dead_letters import DeadLetters as DeadLetters
+    from txstream.core.errors import (
+        BatchFailedError as BatchFailedError,
+        BoltError as BoltError,
+        CorruptStateError as CorruptStateError,
+        DataLostError as DataLostError,
+        DecodeError as DecodeError,
+        FailedException as FailedException,
+        FencedError as FencedError,
+        IdentityMismatchError as IdentityMismatchError,
+        LateRecordError as LateRecordError,
+        LeaderExistsError as LeaderExistsError,
+        MetaTooLargeError as MetaTooLargeError,
+        PartitionUnavailableError as PartitionUnavailableError,
+        ProgressMismatchError as ProgressMismatchError,
+        SchemaError as SchemaError,
+        SchemaRevisionError as SchemaRevisionError,
+        ServiceUnavailableError as ServiceUnavailableError,
+        ShortBatchError as ShortBatchError,
+        ShortReadError as ShortReadError,
+        SparkLostError as SparkLostError,
+        StaleAttemptError as StaleAttemptError,
+        StateTableError as StateTableError,
+        StateValueError as StateValueError,
+        TopologyError as TopologyError,
+        TupleError as TupleError,
+        TxidRegressionError as TxidRegressionError,
+        TxstreamError as TxstreamError,
+        UsageError as UsageError,
+    )
+    from txstream.core.semantics import Semantics as Semantics
+    from txstream.core.transaction import TransactionAttempt as TransactionAttempt
+    from txstream.engine.loop.report import (
+        RunProgress as RunProgress,
+        RunReport as RunReport,
+    )
     from txstream.engine.run import (
         RunningTopology as RunningTopology,
         run as run,
         start as start,
     )
-    from txstream.report import (
-        RunProgress as RunProgress,
-        RunReport as RunReport,
-    )
-    from txstream.semantics import Semantics as Semantics
     from txstream.settings import Settings as Settings
     from txstream.spouts.files import FileSpout as FileSpout
     from txstream.spouts.kafka import KafkaSource as KafkaSource
-    from txstream.spouts.kafka_queue import KafkaQueueSpout as KafkaQueueSpout
+    from txstream.spouts.kafka.queue import KafkaQueueSpout as KafkaQueueSpout
     from txstream.spouts.memory import MemorySpout as MemorySpout
     from txstream.spouts.rate import RateSpout as RateSpout
     from txstream.state.backend import StateBackend as StateBackend
     from txstream.state.registry import register_backend as register_backend
     from txstream.state.store.backend import StoreBackend as StoreBackend
-    from txstream.transaction import TransactionAttempt as TransactionAttempt
 
 _HOMES = {
     "txstream.api.batch_spouts": ("BatchCollector", "BatchSpout"),
@@ -143,7 +143,7 @@ _HOMES = {
         "WorkerContext",
     ),
     "txstream.api.builder": ("TransactionalTopologyBuilder",),
-    "txstream.api.errors": (
+    "txstream.core.errors": (
         "BatchFailedError",
         "BoltError",
         "CorruptStateError",
@@ -194,20 +194,20 @@ _HOMES = {
     "txstream.bolts.append": ("SqlAppendBolt",),
     "txstream.bolts.deduplicate": ("DeduplicateBolt",),
     "txstream.bolts.sql": ("SqlStateBolt",),
-    "txstream.dead_letters": ("DeadLetters",),
-    "txstream.report": ("RunProgress", "RunReport"),
+    "txstream.core.dead_letters": ("DeadLetters",),
+    "txstream.engine.loop.report": ("RunProgress", "RunReport"),
     "txstream.engine.run": ("RunningTopology", "run", "start"),
-    "txstream.semantics": ("Semantics",),
+    "txstream.core.semantics": ("Semantics",),
     "txstream.settings": ("Settings",),
     "txstream.spouts.files": ("FileSpout",),
     "txstream.spouts.kafka": ("KafkaSource",),
-    "txstream.spouts.kafka_queue": ("KafkaQueueSpout",),
+    "txstream.spouts.kafka.queue": ("KafkaQueueSpout",),
     "txstream.spouts.memory": ("MemorySpout",),
     "txstream.spouts.rate": ("RateSpout",),
     "txstream.state.backend": ("StateBackend",),
     "txstream.state.registry": ("register_backend",),
     "txstream.state.store.backend": ("StoreBackend",),
-    "txstream.transaction": ("TransactionAttempt",),
+    "txstream.core.transaction": ("TransactionAttempt",),
 }
 _HOME_OF = home_of(_HOMES)
 

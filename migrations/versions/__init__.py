@@ -1,0 +1,1 @@
+"""The revisions of the framework's own tables, one in each file."""

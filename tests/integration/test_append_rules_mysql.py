@@ -12,9 +12,9 @@ import pytest
 from mysql_servers import MySQLServer
 
 from txstream import MemorySpout, OpaqueSpout, SqlAppendBolt, SqlTable, TransactionalTopologyBuilder
-from txstream.api.errors import StateValueError
 from txstream.api.state import OnConflict
-from txstream.fault_points import Point
+from txstream.core.errors import StateValueError
+from txstream.core.fault_points import Point
 from txstream.testing import TopologyTest
 
 AT_FIRST = [("ann", 1, 1), ("bob", 10, 1), ("cid", 100, 1)]

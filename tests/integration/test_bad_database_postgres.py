@@ -18,8 +18,8 @@ from support.upgrading import COUNTS, ROWS, SPOUTS, counts, storing
 from unit.test_error_texts import TestErrorTexts as TestErrorTexts
 from unit.test_sql_names import TestNames as TestNames
 
-from txstream.api.errors import ServiceUnavailableError
 from txstream.api.spouts import OpaqueSpout
+from txstream.core.errors import ServiceUnavailableError
 from txstream.spouts.memory import MemorySpout
 from txstream.state import Commit, TopologyStates, open_database
 from txstream.testing import TopologyTest

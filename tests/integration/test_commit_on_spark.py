@@ -20,8 +20,8 @@ from support.inmemory import attempt
 from support.on_spark import captured, diamond
 from support.storm import states
 
-from txstream.api.errors import BatchFailedError, BatchTimeoutError, BoltError
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.core.errors import BatchFailedError, BatchTimeoutError, BoltError
 from txstream.embedded.process import wait_until
 from txstream.engine.spark import spark_runner
 from txstream.engine.spark.spark_runner import SparkRunner

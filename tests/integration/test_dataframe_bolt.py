@@ -40,12 +40,12 @@ from support.on_spark import (
 )
 
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import BatchFailedError, BoltError, TupleError, TxstreamError
 from txstream.api.reducers import Count, Sum
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.errors import BatchFailedError, BoltError, TupleError, TxstreamError
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.spark.spark_runner import SparkRunner
 

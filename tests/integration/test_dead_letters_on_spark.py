@@ -36,8 +36,8 @@ import os
 import signal
 
 from txstream import *
-from txstream.engine.loop.isolation import _Search
-from txstream.engine.loop.retries import Retries
+from txstream.engine.letters.isolation import _Search
+from txstream.engine.letters.retries import Retries
 from txstream.zookeeper import ProgressStore
 
 KILL_AT = os.environ.get("KILL_AT", "").split("/")

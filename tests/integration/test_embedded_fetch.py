@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from rich.console import Console
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError
 from txstream.embedded import EmbeddedKafka
 from txstream.embedded.jars import Jar, JarLock, kafka_classpath, read_lock
 from txstream.embedded.java import LOGGING_JARS, spark_jars

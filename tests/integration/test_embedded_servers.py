@@ -16,7 +16,7 @@ from kafka.admin import NewTopic
 from kafka.errors import UnknownTopicOrPartitionError
 from kazoo.client import KazooClient
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, process
 from txstream.embedded.kafka import cluster_view
 from txstream.embedded.ports import HOST, is_free

@@ -19,7 +19,7 @@ from kafka.admin import NewTopic
 from kazoo.client import KazooClient
 from rich.console import Console
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError
 from txstream.embedded import Services, down, embedded, process, running, up
 from txstream.embedded.kafka import cluster_view
 from txstream.embedded.ports import HOST, is_free

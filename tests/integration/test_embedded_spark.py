@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.spark_standalone import SparkStandalone
 
-from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.core.errors import ServiceUnavailableError, UsageError
 
 
 def test_wrong_numbers_are_refused(tmp_path: Path) -> None:

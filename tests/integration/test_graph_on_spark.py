@@ -38,11 +38,11 @@ from support.on_spark import (
 )
 
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import BoltError, TxstreamError
 from txstream.api.reducers import Sum
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.errors import BoltError, TxstreamError
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.edge_counts import EdgeName
 from txstream.engine.batch.execution_plan import ExecutionPlan

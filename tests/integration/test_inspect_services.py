@@ -22,12 +22,12 @@ from support.texts import count_words, fill_topic, make_lines, produce
 import txstream
 from txstream import inspect
 from txstream.cli.main import main
+from txstream.core.fault_points import Point
+from txstream.core.transaction import Txid
 from txstream.embedded import Services
 from txstream.examples import word_count
-from txstream.fault_points import Point
 from txstream.state import StateDatabase
 from txstream.testing import CrashError, InProcessRunner
-from txstream.transaction import Txid
 from txstream.zookeeper import Leadership, ZooKeeper
 
 

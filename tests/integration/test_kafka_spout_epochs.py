@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from support.kafka_topics import Topics, attempt, ranges, wait_until
 
-from txstream.api.errors import DataLostError, ShortReadError
 from txstream.api.spouts import SpoutContext, Unavailable
-from txstream.batch_metas import BatchMetas
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import DataLostError, ShortReadError
 from txstream.embedded import EmbeddedKafka
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 

@@ -19,9 +19,9 @@ from support.tables import read_rows
 
 import txstream
 from txstream import KafkaSource, inspect
-from txstream.api.errors import DecodeError
 from txstream.api.spouts import SpoutContext
-from txstream.dead_letters import DeadLetter
+from txstream.core.dead_letters import DeadLetter
+from txstream.core.errors import DecodeError
 from txstream.embedded import Services
 from txstream.engine.local_runner import InProcessRunner
 from txstream.examples import avro_orders

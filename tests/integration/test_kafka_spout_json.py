@@ -14,8 +14,8 @@ from support.kafka_topics import Topics, attempt
 from support.tables import read_rows
 
 import txstream
-from txstream.api.errors import DataLostError, DecodeError
 from txstream.api.spouts import SpoutContext
+from txstream.core.errors import DataLostError, DecodeError
 from txstream.embedded import Services
 from txstream.engine.local_runner import InProcessRunner
 from txstream.spouts.kafka import KafkaRange, KafkaSource

@@ -17,19 +17,19 @@ from kafka import KafkaConsumer
 from support.kafka_topics import Topics, attempt, ranges, wait_until
 from support.states import Rig, word_table
 
-from txstream.api.errors import PartitionUnavailableError
 from txstream.api.spouts import SpoutContext, Unavailable
-from txstream.batch_metas import BatchMetas
-from txstream.dead_letters import DeadLetter
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.dead_letters import DeadLetter
+from txstream.core.errors import PartitionUnavailableError
+from txstream.core.transaction import Txid
 from txstream.embedded import EmbeddedKafka
-from txstream.engine.loop.letter_topic import LetterTopic
+from txstream.engine.letters.topic import LetterTopic
 from txstream.inspect.snapshot import Snapshot
 from txstream.inspect.source import KAFKA_SOURCE, SourceNow, source_now
 from txstream.settings import Settings
 from txstream.spouts.kafka import KafkaRange, KafkaSource
-from txstream.spouts.kafka_letter_topic import KafkaLetterTopic
+from txstream.spouts.kafka.letter_topic import KafkaLetterTopic
 from txstream.state import open_database
-from txstream.transaction import Txid
 
 ATTEMPT = attempt()
 MANY = 1_000_000

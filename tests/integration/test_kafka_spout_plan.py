@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from support.kafka_topics import Topics, attempt, ranges, wait_until
 
-from txstream.api.errors import DataLostError, ServiceUnavailableError, UsageError
 from txstream.api.spouts import SpoutContext, Unavailable
-from txstream.batch_metas import BatchMetas
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import DataLostError, ServiceUnavailableError, UsageError
 from txstream.embedded import Services
 from txstream.spouts.kafka import KafkaRange, KafkaSource
-from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
-from txstream.spouts.kafka_fetch import RangeFetcher
+from txstream.spouts.kafka.coordinator import KafkaPartitionCoordinator
+from txstream.spouts.kafka.fetch import RangeFetcher
 
 CONTEXT = SpoutContext("planning", "lines", {})
 ATTEMPT = attempt()

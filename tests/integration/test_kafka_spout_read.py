@@ -12,14 +12,13 @@ import pyarrow as pa
 import pytest
 from support.kafka_topics import Topics, attempt, wait_until
 
-from txstream.api.errors import DataLostError, DecodeError, ShortReadError
 from txstream.api.spouts import SpoutContext
+from txstream.core.errors import DataLostError, DecodeError, ShortReadError
 from txstream.embedded import Services
-from txstream.spouts import kafka_client
-from txstream.spouts.kafka import KafkaRange, KafkaSource
-from txstream.spouts.kafka_emitter import KafkaPartitionEmitter
-from txstream.spouts.kafka_fetch import RangeFetcher
-from txstream.spouts.kafka_range_read import RangeRead
+from txstream.spouts.kafka import KafkaRange, KafkaSource, client as kafka_client
+from txstream.spouts.kafka.emitter import KafkaPartitionEmitter
+from txstream.spouts.kafka.fetch import RangeFetcher
+from txstream.spouts.kafka.range_read import RangeRead
 
 ATTEMPT = attempt()
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support.kafka_topics import Topics, attempt, ranges, wait_until
 
-from txstream.api.errors import ServiceUnavailableError
 from txstream.api.spouts import SpoutContext
+from txstream.core.errors import ServiceUnavailableError
 from txstream.embedded import EmbeddedKafka, find_java
 from txstream.embedded.ports import HOST, free_port
 from txstream.spouts.kafka import KafkaSource

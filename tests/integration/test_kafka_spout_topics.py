@@ -20,13 +20,13 @@ from kafka.admin import (
 )
 from support.kafka_topics import Topics, ranges, wait_until
 
-from txstream.api.errors import DataLostError, ServiceUnavailableError
 from txstream.api.spouts import SpoutContext, Unavailable
-from txstream.batch_metas import BatchMetas
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import DataLostError, ServiceUnavailableError
 from txstream.embedded import EmbeddedKafka, Services
 from txstream.embedded.ports import HOST, free_port
 from txstream.spouts.kafka import KafkaRange, KafkaSource
-from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
+from txstream.spouts.kafka.coordinator import KafkaPartitionCoordinator
 
 CONTEXT = SpoutContext("topics", "lines", {})
 MANY = 1_000_000

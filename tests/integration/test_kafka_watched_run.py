@@ -21,7 +21,7 @@ from support.texts import fill_topic, make_lines, produce
 
 import txstream
 from txstream import CountBolt, KafkaSource, OpaqueSpout, SqlState, SqlStateBolt, Sum
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
 from txstream.embedded import Services
 from txstream.testing import InProcessRunner
 

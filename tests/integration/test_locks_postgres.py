@@ -23,12 +23,12 @@ from support.states import Rig, word_table
 from support.tables import execute
 from unit import test_sql_locks
 
-from txstream.api.errors import ServiceUnavailableError, StaleAttemptError
+from txstream.core.errors import ServiceUnavailableError, StaleAttemptError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import attempt_id
 from txstream.embedded.process import wait_until
-from txstream.semantics import Semantics
 from txstream.state import AnswerLostError, FenceLockedError, StateBackend, open_sql_database
 from txstream.state.sql.postgresql import PostgreSQLDialect
-from txstream.transaction import attempt_id
 
 OPAQUE = Semantics.OPAQUE
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from mysql_servers import MySQLFamilyServer, MySQLServer
 from support.states import Rig
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError
 from txstream.state import AnswerLostError, open_sql_database
 
 PASSWORD = "pä:ss w@rd/日本 'x'"

@@ -18,14 +18,14 @@ from support.texts import count_words, create_topic, fill_topic, make_lines, pro
 
 import txstream
 from txstream.cli.outage import Outage, outage_topology
+from txstream.core.fault_points import Point
+from txstream.core.transaction import Txid
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.examples import word_count
-from txstream.fault_points import Point
 from txstream.inspect.databases import open_zookeeper
 from txstream.inspect.plain_metas import PlainCodec
 from txstream.testing import InProcessRunner
-from txstream.transaction import Txid
 from txstream.zookeeper import ZooKeeperProgress
 
 

@@ -33,11 +33,11 @@ from support.recomputing import BATCH, TESTS, WIDTH, framed, held, outcome
 from support.spark_standalone import SparkStandalone
 
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import PartitionUnavailableError
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.errors import PartitionUnavailableError
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.messages import Element

@@ -15,9 +15,9 @@ from support.server_databases import new_database
 from support.states import Rig, word_table
 from support.tables import execute
 
-from txstream.api.errors import ServiceUnavailableError, StateTableError, StateValueError
 from txstream.api.reducers import Put
-from txstream.semantics import Semantics
+from txstream.core.errors import ServiceUnavailableError, StateTableError, StateValueError
+from txstream.core.semantics import Semantics
 from txstream.state import (
     AnswerLostError,
     StateDatabase,

@@ -31,7 +31,7 @@ from support.on_spark import (
     wait_for,
 )
 
-from txstream.api.errors import BatchFailedError, BoltError, TxstreamError
+from txstream.core.errors import BatchFailedError, BoltError, TxstreamError
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.sizing import RecordCost

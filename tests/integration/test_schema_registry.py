@@ -19,12 +19,12 @@ from cryptography.x509.oid import NameOID
 from support.lists import each
 from support.schema_registry import FakeRegistry
 
-from txstream.api.errors import SchemaError, ServiceUnavailableError, TopologyError, UsageError
 from txstream.api.spouts import SpoutContext
-from txstream.spouts.json_values import BadValueError
+from txstream.core.errors import SchemaError, ServiceUnavailableError, TopologyError, UsageError
+from txstream.spouts.formats.json_values import BadValueError
+from txstream.spouts.formats.schema_registry import SchemaRegistry
 from txstream.spouts.kafka import KafkaSource
-from txstream.spouts.kafka_columns import readers
-from txstream.spouts.schema_registry import SchemaRegistry
+from txstream.spouts.kafka.columns import readers
 
 PASSWORD = "pa/ss@word"
 

@@ -22,11 +22,11 @@ from support.postgres_tools import busy_backend, host_of
 from support.server_databases import new_database
 from support.states import Rig
 
-from txstream.api.errors import ServiceUnavailableError, StaleAttemptError
-from txstream.semantics import Semantics
+from txstream.core.errors import ServiceUnavailableError, StaleAttemptError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import attempt_id
 from txstream.state import AnswerLostError, open_database, open_sql_database
 from txstream.state.sql import sessions
-from txstream.transaction import attempt_id
 
 _SOCKET = ".s.PGSQL.5432"
 

@@ -13,15 +13,15 @@ from support.mysql_tools import SESSIONS, ask
 from support.server_databases import new_database
 from support.states import CrashError, Rig, word_table
 
-from txstream.api.errors import StateValueError, TxstreamError
 from txstream.api.reducers import Put, Sum, custom
+from txstream.core.errors import StateValueError, TxstreamError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid
 from txstream.embedded.process import wait_until
-from txstream.semantics import Semantics
 from txstream.state import (
     FenceLockedError,
     open_sql_database,
 )
-from txstream.transaction import Txid
 
 
 @pytest.fixture(scope="module")

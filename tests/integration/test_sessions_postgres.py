@@ -13,10 +13,10 @@ from support.server_databases import new_database
 from support.states import Rig
 from support.tables import execute
 
-from txstream.api.errors import ServiceUnavailableError, StateValueError
+from txstream.core.errors import ServiceUnavailableError, StateValueError
+from txstream.core.transaction import attempt_id
 from txstream.state import AnswerLostError, open_sql_database
 from txstream.state.sql import postgresql, sessions
-from txstream.transaction import attempt_id
 
 
 @pytest.fixture

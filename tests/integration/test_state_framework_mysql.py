@@ -18,7 +18,7 @@ from support.stepwise import crash_before
 from support.tables import execute, table_exists
 from unit.test_state_framework import TestFramework as TestFramework
 
-from txstream.api.errors import TxstreamError
+from txstream.core.errors import TxstreamError
 from txstream.state import StateDatabase, open_sql_database
 
 

@@ -20,7 +20,7 @@ from unit.test_sql_state import (
 )
 from unit.test_upgrades import TestUpgrades as TestUpgrades
 
-from txstream.fault_points import Point
+from txstream.core.fault_points import Point
 from txstream.testing import TopologyTest
 
 

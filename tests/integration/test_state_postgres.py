@@ -30,12 +30,12 @@ from unit.test_state_framework import (
 )
 from unit.test_upgrades import TestUpgrades as TestUpgrades
 
-from txstream.api.errors import (
+from txstream.api.reducers import Min, Sum
+from txstream.core.errors import (
     ServiceUnavailableError,
     StateTableError,
     StateValueError,
 )
-from txstream.api.reducers import Min, Sum
 from txstream.state import open_database
 
 

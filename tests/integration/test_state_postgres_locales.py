@@ -18,10 +18,10 @@ from postgres import PostgresServer
 from support.states import Rig, word_table
 from support.tables import execute
 
-from txstream.api.errors import StateTableError
 from txstream.api.reducers import Last, Max, Min
+from txstream.core.errors import StateTableError
+from txstream.core.transaction import Txid
 from txstream.state import StateDatabase
-from txstream.transaction import Txid
 
 LOCALE = "txstream.UTF-8"
 # In dictionary order; the order of their bytes is different.

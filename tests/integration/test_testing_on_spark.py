@@ -12,10 +12,10 @@ from support.word_topologies import Total, word_topology
 
 from txstream.api.bolts import DataFrameBolt
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import TupleError
 from txstream.api.reducers import Sum
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.errors import TupleError
 from txstream.engine.batch.runner_contract import edges_of
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import AttemptState, Crash, Fail, TopologyTest, run_bolt

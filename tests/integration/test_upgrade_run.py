@@ -14,11 +14,11 @@ from support.old_revisions import at_revision
 from support.upgrading import Store, counts, storing, totals
 
 import txstream
-from txstream.api.errors import IdentityMismatchError, SchemaRevisionError
 from txstream.api.reducers import Count, Sum
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.cli.main import main
+from txstream.core.errors import IdentityMismatchError, SchemaRevisionError
 from txstream.embedded import Services
 from txstream.engine.loop import ledger_pruning as pruning
 from txstream.spouts.memory import MemorySpout

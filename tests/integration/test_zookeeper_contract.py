@@ -24,18 +24,18 @@ from support.zookeeper_backends import (
     metas,
 )
 
-from txstream.api.errors import (
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.dead_letters import Excluded
+from txstream.core.errors import (
     CoordinatorError,
     CorruptStateError,
     FencedError,
     MetaTooLargeError,
     TopologyError,
 )
-from txstream.batch_metas import BatchMetas
-from txstream.dead_letters import Excluded
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Epoch, Txid, attempt_id
 from txstream.embedded.zookeeper import EmbeddedZooKeeper
-from txstream.semantics import Semantics
-from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.zookeeper import (
     Identity,
     LostAnswerError,

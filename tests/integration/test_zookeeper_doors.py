@@ -29,9 +29,9 @@ from kazoo.exceptions import NoAuthError
 from kazoo.security import CREATOR_ALL_ACL
 
 from txstream import OpaqueSpout, SqlState, SqlStateBolt, TransactionalTopologyBuilder
-from txstream.api.errors import ServiceUnavailableError, UsageError
 from txstream.api.reducers import Count
 from txstream.cli.main import main
+from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.doctor.checks import WrongError
 from txstream.doctor.clocks import Clocks
 from txstream.doctor.zookeeper_check import look_at_zookeeper
@@ -40,9 +40,9 @@ from txstream.embedded.ports import HOST, free_port
 from txstream.engine.local_runner import InProcessRunner
 from txstream.engine.run import start
 from txstream.settings import Settings
+from txstream.settings.zookeeper_access import ZooKeeperAccess
 from txstream.spouts.memory import MemorySpout
 from txstream.zookeeper import ZooKeeper
-from txstream.zookeeper_access import ZooKeeperAccess
 
 SECRET = "correct-horse"
 ME = ZooKeeperAccess("sasl", "me", SECRET)

@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 from support.zookeeper_proxy import Proxy
 
-from txstream.api.errors import FencedError, LeaderExistsError, ServiceUnavailableError
-from txstream.batch_metas import BatchMetas, MetaCodec
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.errors import FencedError, LeaderExistsError, ServiceUnavailableError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Epoch, Txid, attempt_id
+from txstream.core.waiting import WaitStoppedError
 from txstream.embedded.process import wait_until
 from txstream.embedded.zookeeper import EmbeddedZooKeeper
-from txstream.semantics import Semantics
-from txstream.transaction import Epoch, Txid, attempt_id
-from txstream.waiting import WaitStoppedError
 from txstream.zookeeper import Identity, Leadership, ZooKeeper, ZooKeeperProgress
 
 SHORT_SECONDS = 1.5
@@ -188,7 +188,7 @@ def test_no_zookeeper_is_one_sentence_and_nothing_on_standard_error() -> None:
     """In a process of its own, whose logging nobody has configured; what listens there is no ZooKeeper."""
     script = """
 import socket, threading
-from txstream.api.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError
 from txstream.zookeeper import ZooKeeper
 def answer(listener):
     while True:

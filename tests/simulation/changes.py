@@ -16,7 +16,7 @@ from simulation.histories import REAL, MutableWorld, Rules, tell_of
 from simulation.oracle import Oracle
 from simulation.releases import FIRST, SECOND, THIRD, Release, releases_of
 from txstream.api.topology import CommitChoice
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
 from txstream.simulation.chances import Chances
 from txstream.simulation.driver import SimulatedDriver
 from txstream.simulation.program import Program

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from simulation.releases import FIRST, Release
-from txstream.api.errors import (
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import (
     CorruptStateError,
     FencedError,
     IdentityMismatchError,
@@ -14,19 +15,18 @@ from txstream.api.errors import (
     StaleAttemptError,
     StateTableError,
 )
-from txstream.batch_metas import MetaCodec
+from txstream.core.ledger_retention import Keep
+from txstream.core.transaction import FIRST_TXID
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.ledger_pruning import LedgerPruner
 from txstream.engine.start.takeover import Takeover
 from txstream.inspect.databases import databases_of
 from txstream.inspect.recover_from_ledgers import recover_in
-from txstream.ledger_retention import Keep
 from txstream.simulation.driver import Actor, Progress, SimulatedDriver, UnexplainedError
 from txstream.simulation.program import Program
 from txstream.simulation.world import WrongResultError
 from txstream.state import StateBackend
-from txstream.transaction import FIRST_TXID
 from txstream.zookeeper import ProgressStore
 
 if TYPE_CHECKING:

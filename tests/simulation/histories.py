@@ -13,7 +13,7 @@ from unittest import mock
 
 from guards.patch import Patch, in_force
 from simulation.releases import still
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
 from txstream.simulation.chances import Chances
 from txstream.simulation.program import Program
 from txstream.simulation.truth import Truth

@@ -28,7 +28,7 @@ from txstream import (
     TransactionalSpout,
     TransactionalTopologyBuilder,
 )
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
 from txstream.simulation.chances import Chances
 from txstream.simulation.driver import SimulatedDriver
 from txstream.simulation.program import Program

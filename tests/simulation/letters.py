@@ -34,9 +34,11 @@ from txstream import (
     TransactionalTopologyBuilder,
     Tuple,
 )
-from txstream.api.errors import StateValueError
 from txstream.api.stable_hash import task_of
-from txstream.batch_metas import BatchMetas
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import StateValueError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch import record_search
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.executor_failures import CrashError, Failure
@@ -45,7 +47,6 @@ from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.batch.sought import Sought
 from txstream.engine.loop.event_loop import EventLoop
-from txstream.semantics import Semantics
 from txstream.simulation.chances import Chances
 from txstream.simulation.driver import SimulatedDriver
 from txstream.simulation.program import Program
@@ -58,7 +59,6 @@ from txstream.state.dead_letters import DEAD, StoredDeadLetter, retried_in
 from txstream.state.records import COMMITTED
 from txstream.state.store import layout
 from txstream.state.store.merging import Key
-from txstream.transaction import TransactionAttempt
 from txstream.zookeeper import Kind, OperatorRequests
 from txstream.zookeeper.paths import ROOT, Paths
 

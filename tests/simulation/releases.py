@@ -16,7 +16,7 @@ from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
 from txstream.simulation.program import Program
 from txstream.spouts.memory import MemorySpout
 

@@ -14,7 +14,7 @@ import pytest
 from guards import GUARDS, ChangeHunt, Guard
 from simulation.changes import CHANGE_FAULTS, simulate_changes
 from simulation.histories import Rules
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 

@@ -11,7 +11,7 @@ import pytest
 from guards import GUARDS, Guard, LetterHunt
 from simulation.histories import Rules
 from simulation.letters import ALWAYS, LETTER_FAULTS, REPAIRED, TWIN, WORDS, LetterWorld, simulate_letters
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
 from txstream.state.dead_letters import DEAD
 
 CI_SEEDS = 6

@@ -13,8 +13,8 @@ from support.lists import each
 
 from guards import GUARDS
 from simulation.histories import Rules, simulate, world_of
-from txstream.api.errors import CorruptStateError, ProgressMismatchError
-from txstream.semantics import Semantics
+from txstream.core.errors import CorruptStateError, ProgressMismatchError
+from txstream.core.semantics import Semantics
 from txstream.simulation.world import FAULTS, World, WrongResultError
 from txstream.zookeeper.tree import Node
 

@@ -10,7 +10,7 @@ import pytest
 from guards import GUARDS, Guard, KeepHunt
 from simulation.histories import Rules
 from simulation.keeping import simulate_keeping
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
 
 KINDS = [(semantics, n) for semantics in (Semantics.OPAQUE, Semantics.TRANSACTIONAL) for n in (1, 2)]
 EVERY_KIND = pytest.mark.parametrize(("semantics", "databases"), KINDS)

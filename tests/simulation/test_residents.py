@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 from support.inmemory import attempt as attempt_of
 
-from txstream.api.errors import BatchFailedError
+from txstream.core.errors import BatchFailedError
+from txstream.core.transaction import Epoch, TransactionAttempt, Txid, attempt_id
 from txstream.engine.batch.messages import ANSWER, Element, WorkOrder
 from txstream.engine.spark import residents as product
 from txstream.engine.spark.residents import Residents
-from txstream.transaction import Epoch, TransactionAttempt, Txid, attempt_id
 
 SEEDS = 300
 STEPS = 40

@@ -12,7 +12,7 @@ import pytest
 
 from simulation.histories import MutableWorld, simulate
 from simulation.releases import ROWS
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
 from txstream.simulation.world import FAULTS
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL

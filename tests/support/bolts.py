@@ -11,18 +11,18 @@ import pytest
 from support.inmemory import CONTEXT, MemoryLog, MemorySource, attempt
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, OutputCollector, OutputFieldsDeclarer
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import TxstreamError
 from txstream.api.reducers import Sum
 from txstream.api.spouts import OpaqueSpout, SourceSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
-from txstream.batch_metas import BatchMetas
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import TxstreamError
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner_contract import BatchResult
-from txstream.folding import new_fold
+from txstream.state.folding import new_fold
 from txstream.testing import InProcessRunner
 
 

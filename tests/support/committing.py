@@ -19,14 +19,14 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
-from txstream.batch_metas import BatchMetas
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.examples.storm_counts import CountByWord
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import InProcessRunner, TopologyTest
-from txstream.transaction import TransactionAttempt
 
 # Two words make a batch.
 WORDS = ["oak", "elm", "oak", "oak", "ash", "elm"]

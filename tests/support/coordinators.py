@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import pytest
 
 from support.inmemory import Range
-from txstream.batch_metas import BatchMetas
-from txstream.coordinator import (
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.coordinator import (
     Advance,
     Command,
     Coordinator,
@@ -18,8 +18,8 @@ from txstream.coordinator import (
     Persist,
     Plan,
 )
-from txstream.semantics import Semantics
-from txstream.transaction import AttemptSequence, Epoch, TransactionAttempt, Txid
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptSequence, Epoch, TransactionAttempt, Txid
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 BOTH = pytest.mark.parametrize("semantics", [OPAQUE, TRANSACTIONAL, Semantics.NON_TRANSACTIONAL])

@@ -139,7 +139,7 @@ def calls_a_function_that_raises(df: DataFrame) -> Any:
 def asks_for_a_replay(df: DataFrame) -> Any:
     from pyspark.sql import functions as fn
 
-    from txstream.api.errors import BatchFailedError
+    from txstream.core.errors import BatchFailedError
 
     @fn.udf("bigint")
     def refuse(word: str) -> int:

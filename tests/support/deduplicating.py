@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from txstream.api.bolts import TopologyContext, WorkerContext
-from txstream.api.errors import StateTableError, StateValueError
 from txstream.api.rows import to_record_batch
 from txstream.api.schema import parse_schema
 from txstream.api.state import SqlState
 from txstream.api.tuples import Chunk, Tuple
 from txstream.bolts.deduplicate import DeduplicateBolt
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.core.errors import StateTableError, StateValueError
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 
 ORDERS = "order_id string, entry string, amount decimal(10,2)"
 ATTEMPT = TransactionAttempt(Txid(1), AttemptId(1))

@@ -23,15 +23,15 @@ import pyarrow as pa
 from support.folds import prepared, to_batch
 from support.kinds import KINDS, Kind
 from support.states import Rig
-from txstream.api.errors import StaleAttemptError, StateValueError
 from txstream.api.reducers import Count, Last, Max, Min, Reducer, Sum, custom
 from txstream.api.state import SqlState
 from txstream.api.tuples import Chunk
 from txstream.bolts.sql import SqlStateBolt
-from txstream.folding import new_fold
-from txstream.semantics import Semantics
+from txstream.core.errors import StaleAttemptError, StateValueError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.state import StateBackend, TableSpec
-from txstream.transaction import TransactionAttempt, Txid
+from txstream.state.folding import new_fold
 
 Key = tuple[Any, ...]
 Values = list[Any]

@@ -27,10 +27,10 @@ from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.transaction import TransactionAttempt
 from txstream.embedded.process import wait_until
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import TopologyTest
-from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

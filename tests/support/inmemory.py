@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from txstream.api.errors import PartitionUnavailableError
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import (
     PartitionCoordinator,
@@ -21,7 +20,8 @@ from txstream.api.spouts import (
     SpoutContext,
     Unavailable,
 )
-from txstream.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
+from txstream.core.errors import PartitionUnavailableError
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
 
 _names = itertools.count()
 _logs: dict[str, MemoryLog] = {}

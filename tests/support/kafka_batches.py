@@ -15,8 +15,8 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import calc_crc32c
 
-from txstream.spouts.kafka_record_batches import Fetched, decode_records
-from txstream.spouts.kafka_record_blocks import RecordColumns
+from txstream.spouts.kafka.record_batches import Fetched, decode_records
+from txstream.spouts.kafka.record_blocks import RecordColumns
 
 Headers = list[tuple[str, bytes | None]]
 Record = tuple[int, int, bytes | None, bytes | None, Headers]

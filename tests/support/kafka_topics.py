@@ -11,8 +11,8 @@ from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.admin import OffsetSpec
 
 from txstream.api.spouts import Unavailable
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.spouts.kafka import KafkaRange
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 Headers = list[tuple[str, bytes]]
 

@@ -29,13 +29,13 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
-from txstream.batch_metas import BatchMetas
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.execution_plan import compile_topology
 from txstream.engine.commit.state_targets import map_bindings, state_targets
 from txstream.engine.spark.session import create_context
 from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.state import Commit, open_database
-from txstream.transaction import TransactionAttempt
 
 TESTS = Path(__file__).resolve().parents[1]
 TXIDS = 4

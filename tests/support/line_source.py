@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from support.inmemory import Range
-from txstream.api.errors import DataLostError, PartitionUnavailableError
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import (
     PartitionCoordinator,
@@ -21,8 +20,9 @@ from txstream.api.spouts import (
     SpoutContext,
     Unavailable,
 )
+from txstream.core.errors import DataLostError, PartitionUnavailableError
+from txstream.core.transaction import TransactionAttempt
 from txstream.testing.spout import Row, Rows, SpoutHarness
-from txstream.transaction import TransactionAttempt
 
 
 class LineLog:

@@ -16,18 +16,18 @@ from support.bolts import word_count
 from support.inmemory import MemoryLog
 from txstream.api.spouts import OpaqueSpout, SourceSpout
 from txstream.api.topology import Topology
-from txstream.batch_metas import BatchMetas
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.fault_points import Point, PointListener, nobody_listens
+from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.loop.workers import Clock, Event, ThreadWorkers
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver, RunnerFactory
-from txstream.fault_points import Point, PointListener, nobody_listens
 from txstream.state import Commit, StateBackend, TopologyStates
 from txstream.state.store.memory import MemoryBackend
 from txstream.testing import InProcessRunner
 from txstream.testing.services import MemoryServices
-from txstream.transaction import TransactionAttempt, Txid
 from txstream.zookeeper import MemoryTree, Requests
 
 DEADLINE_SECONDS = 60.0

@@ -18,9 +18,9 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
+from txstream.core.transaction import TransactionAttempt
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import TopologyTest
-from txstream.transaction import TransactionAttempt
 
 FIELDS = "account string, amount bigint"
 BALANCES = SqlState("balances", key="account string", value="balance bigint")

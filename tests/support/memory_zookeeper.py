@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from support.zookeeper_backends import CODEC, IDENTITY
+from txstream.core.transaction import Epoch
 from txstream.settings import Settings
-from txstream.transaction import Epoch
 from txstream.zookeeper import ROOT, MemoryProgress, MemoryTree, Paths, ZooKeeper
 from txstream.zookeeper.candidates import candidate_data
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from txstream.api.errors import TxstreamError
+from txstream.core.errors import TxstreamError
 from txstream.state import TopologyStates
 
 WRITES = ("commit", "begin_commit", "write", "end_commit")

@@ -19,7 +19,6 @@ import pyarrow as pa
 from support.inmemory import CONTEXT, Range, in_columns
 from txstream.api.bolts import BasicBolt, BatchBolt, Committer, OutputCollector, OutputFieldsDeclarer
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import PartitionUnavailableError
 from txstream.api.reducers import Count
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import (
@@ -32,11 +31,12 @@ from txstream.api.spouts import (
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
-from txstream.batch_metas import BatchMetas
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import PartitionUnavailableError
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner_contract import BatchResult
-from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
     from pyspark import SparkContext, StatusTracker

@@ -9,11 +9,11 @@ import pytest
 
 from support.committing import WORDS, state, word_source
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import TopologyError
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.errors import TopologyError
 from txstream.inspect.databases import open_databases
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout

@@ -49,9 +49,9 @@ from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.reducers import Count, Sum
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
-from txstream.batch_metas import Encoded
 from txstream.bolts.sql import SqlStateBolt
-from txstream.digests import digest_of
+from txstream.core.batch_metas import Encoded
+from txstream.core.digests import digest_of
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.runner_contract import NOTHING, BatchResult
 from txstream.engine.commit.committer import (

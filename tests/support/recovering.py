@@ -18,8 +18,9 @@ from txstream.api.reducers import Sum
 from txstream.api.spouts import SourceSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
-from txstream.batch_metas import MetaCodec
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.transaction import AttemptId
 from txstream.inspect.fsck_run import fsck_in
 from txstream.inspect.records import FsckReport, Recovery
 from txstream.inspect.recover_from_ledgers import recover_in
@@ -27,7 +28,6 @@ from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase, TopologyLife
 from txstream.testing import CrashError, TopologyTest
-from txstream.transaction import AttemptId
 from txstream.zookeeper import MemoryProgress, MemoryTree
 
 LINES = ["a b", "b", "c", "a", "d d", "a", "b c", "e", "a e", "c"]

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from support.zookeeper_backends import Hook
-from txstream.placement import Assignment, TaskPlace
-from txstream.transaction import Txid, attempt_id
+from txstream.core.placement import Assignment, TaskPlace
+from txstream.core.transaction import Txid, attempt_id
 from txstream.zookeeper import InForce, ProgressStore, Requests
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)

@@ -12,8 +12,8 @@ import pytest
 
 from support.map_state_types import check_types
 from support.state_bench import Bench
-from txstream.api.errors import StaleAttemptError
-from txstream.semantics import Semantics
+from txstream.core.errors import StaleAttemptError
+from txstream.core.semantics import Semantics
 
 
 class ServerMapStates:

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 import txstream
 from support.states import Rig, word_table
 from txstream import inspect
+from txstream.core.transaction import Txid
 from txstream.state import StateDatabase
 from txstream.state.sql.scratch_tables import refuse_scratch, write_scratch
-from txstream.transaction import Txid
 
 
 class ServerReadings:

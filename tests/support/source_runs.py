@@ -17,9 +17,9 @@ from txstream.api.spouts import SourceSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.transaction import Txid
 from txstream.engine.start.driver import RunnerFactory
 from txstream.testing import InProcessRunner
-from txstream.transaction import Txid
 
 
 class Store(Place):

@@ -19,7 +19,7 @@ from typing import Self
 
 import psutil
 
-from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.embedded.java import find_java, spark_home
 from txstream.embedded.ports import HOST, free_port, require_free
 from txstream.embedded.process import ServerProcess, stop_all

@@ -19,14 +19,14 @@ from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, Transactiona
 from txstream.api.stable_hash import task_of
 from txstream.api.state import SqlState
 from txstream.api.tuples import Tuple
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
 from txstream.engine.batch.execution_plan import compile_topology
 from txstream.engine.batch.state_tasks import TaskStates
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.commit.state_targets import map_bindings, state_targets
 from txstream.engine.states.task_map_state import TaskMapState
-from txstream.semantics import Semantics
 from txstream.state import Commit, open_database
-from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 BALANCES = SqlState("balances", key="account string", value="balance bigint")

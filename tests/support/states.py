@@ -12,11 +12,11 @@ import pyarrow as pa
 from support.tables import read_rows
 from txstream.api.reducers import Reducer, Sum
 from txstream.api.state import SqlState
-from txstream.fault_points import Reached
-from txstream.semantics import Semantics
+from txstream.core.fault_points import Reached
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
 from txstream.state import BatchRecord, Commit, FenceRow, TableSpec, TopologyStates
 from txstream.state.commit_protocol import nobody
-from txstream.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
 
 PLANNED = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 PROCESSED = datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC)

@@ -14,7 +14,7 @@ from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
 
 
 class Sort(BasicBolt):

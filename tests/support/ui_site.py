@@ -13,11 +13,11 @@ from starlette.testclient import TestClient
 from support.memory_zookeeper import MemoryZooKeeper
 from support.states import Rig, word_table
 from support.zookeeper_backends import metas
-from txstream.api.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError
+from txstream.core.transaction import Txid, attempt_id
 from txstream.inspect import databases, fsck_run
 from txstream.settings import Settings
 from txstream.state import open_database
-from txstream.transaction import Txid, attempt_id
 from txstream.ui import site as site_module
 from txstream.ui.app import make_app
 from txstream.ui.site import Site

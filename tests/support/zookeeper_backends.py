@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from txstream.batch_metas import BatchMetas, MetaCodec
-from txstream.semantics import Semantics
-from txstream.transaction import AttemptId, Epoch, Txid
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, Epoch, Txid
 from txstream.zookeeper import (
     ROOT,
     Identity,

@@ -9,8 +9,8 @@ import pytest
 from support.accounts import MOVEMENTS, books
 
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.core.fault_points import Point
 from txstream.examples.accounts import FIELDS, Ledger, graph, topology
-from txstream.fault_points import Point
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import TopologyTest, run_bolt
 

@@ -16,11 +16,11 @@ from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlTable
 from txstream.api.topology import Topology
-from txstream.batch_metas import MetaCodec
 from txstream.bolts.append import SqlAppendBolt
 from txstream.compare.report import columns_of, wrong_rows
 from txstream.compare.run import Outcome, _read
-from txstream.fault_points import Point
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.fault_points import Point
 from txstream.inspect.fsck_run import fsck_in
 from txstream.inspect.json_documents import flat_row
 from txstream.inspect.records import FsckReport

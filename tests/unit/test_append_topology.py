@@ -26,8 +26,8 @@ from txstream import (
     TransactionalTopologyBuilder,
     Tuple,
 )
-from txstream.api.errors import StateValueError, TopologyError
-from txstream.fault_points import Point
+from txstream.core.errors import StateValueError, TopologyError
+from txstream.core.fault_points import Point
 from txstream.testing import Fail, TopologyTest
 
 SPOUTS = {"opaque": OpaqueSpout, "transactional": TransactionalSpout}

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.lists import each
 
-from txstream.api.errors import SchemaError
 from txstream.api.schema import format_schema
 from txstream.api.spouts import SpoutContext
-from txstream.spouts.avro_schema import parsed
-from txstream.spouts.avro_values import AvroDecoder
-from txstream.spouts.json_values import BadValueError
+from txstream.core.errors import SchemaError
+from txstream.spouts.formats.avro_schema import parsed
+from txstream.spouts.formats.avro_values import AvroDecoder
+from txstream.spouts.formats.json_values import BadValueError
+from txstream.spouts.formats.schema_registry import UnresolvableError
 from txstream.spouts.kafka import KafkaSource
-from txstream.spouts.kafka_columns import readers
-from txstream.spouts.schema_registry import UnresolvableError
+from txstream.spouts.kafka.columns import readers
 
 REFUSED = (BadValueError, UnresolvableError)
 

@@ -20,13 +20,13 @@ from support.upgrading import COUNTS, ROWS, SPOUTS, counts, storing
 
 from txstream.api.bolts import OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import ServiceUnavailableError, StateTableError, StateValueError
 from txstream.api.reducers import Sum
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.errors import ServiceUnavailableError, StateTableError, StateValueError
 from txstream.spouts.memory import MemorySpout
 from txstream.state import open_database
 from txstream.testing import TopologyTest

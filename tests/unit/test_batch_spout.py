@@ -15,7 +15,10 @@ from support.lists import each
 
 from txstream.api.batch_spouts import BATCH_PARTITION, BatchCollector, BatchSpout, BatchTransaction
 from txstream.api.bolts import OutputCollector
-from txstream.api.errors import (
+from txstream.api.schema import parse_schema
+from txstream.api.spouts import OpaqueSpout, PartitionCoordinator, SpoutContext, TransactionalSpout
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.errors import (
     CorruptStateError,
     PartitionUnavailableError,
     ServiceUnavailableError,
@@ -23,10 +26,7 @@ from txstream.api.errors import (
     TupleError,
     UsageError,
 )
-from txstream.api.schema import parse_schema
-from txstream.api.spouts import OpaqueSpout, PartitionCoordinator, SpoutContext, TransactionalSpout
-from txstream.batch_metas import BatchMetas, MetaCodec
-from txstream.transaction import TransactionAttempt, Txid
+from txstream.core.transaction import TransactionAttempt, Txid
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from support.lists import each
 
 import txstream
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, DataFrameBolt, OutputCollector
-from txstream.api.errors import BatchFailedError, BoltError, TopologyError, UsageError
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.tuples import Chunk, Tuple
-from txstream.batch_metas import BatchMetas
 from txstream.bolts.aggregate import CountBolt
-from txstream.engine.loop.retry_policy import Verdict, judge
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import BatchFailedError, BoltError, TopologyError, UsageError
+from txstream.engine.letters.retry_policy import Verdict, judge
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import InProcessRunner, TopologyTest, run_bolt
 

@@ -18,16 +18,16 @@ from support.states import Rig, word_table
 from unit.test_dead_letter_rows import WHEN, letter, retried, write
 
 from txstream import inspect
-from txstream.api.errors import UsageError
 from txstream.cli import status
 from txstream.cli.main import main
-from txstream.dead_letters import DeadLetter
+from txstream.core.dead_letters import DeadLetter
+from txstream.core.errors import UsageError
+from txstream.core.transaction import Txid
 from txstream.inspect import source
 from txstream.inspect.source import SourceNow
 from txstream.settings import Settings
 from txstream.state import open_database
 from txstream.state.dead_letters import retried_in
-from txstream.transaction import Txid
 
 Tell = Callable[..., str]
 

@@ -22,9 +22,9 @@ from support.states import Rig, name_databases, word_table
 from support.zookeeper_backends import IDENTITY
 
 from txstream import inspect
-from txstream.api.errors import FencedError, ServiceUnavailableError
 from txstream.cli import administration
 from txstream.cli.main import main
+from txstream.core.errors import FencedError, ServiceUnavailableError
 from txstream.state import StateDatabase
 
 ZOOKEEPERS = IDENTITY.uuid

@@ -17,11 +17,11 @@ from txstream.cli import demo_services
 from txstream.cli.context import Cli
 from txstream.cli.demo import Demo, Result, _tell, differences
 from txstream.cli.demo_text import VOCABULARY, count_words, make_text, vocabulary
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, Txid
 from txstream.inspect.ledgers import throughput
-from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import BatchRecord
-from txstream.transaction import AttemptId, Txid
 
 
 def test_the_text_is_the_same_every_time_and_has_as_many_words_as_asked_for() -> None:

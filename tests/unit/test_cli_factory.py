@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support.lists import each
 
-from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.factory import FactoryError, load_topology, put_working_directory_first, shipped_module
+from txstream.core.errors import TxstreamError, UsageError
 
 GOOD = """
 from txstream import KafkaSource, OpaqueSpout, SqlState, SqlStateBolt, TransactionalTopologyBuilder

@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 from support.lists import each
 
-from txstream.api.errors import UsageError
-from txstream.batch_metas import BatchMetas
 from txstream.cli.context import Cli
 from txstream.cli.databases import existing_database, open_zookeeper
 from txstream.cli.inspection import batch_document, plain_value, shown_attempt, shown_ranges
 from txstream.cli.state import _print_diff, _print_rows
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import UsageError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid, attempt_id
+from txstream.core.wording import shown
 from txstream.inspect.plain_metas import PlainCodec, positions
 from txstream.inspect.records import RowChange, StateRow, TableDiff
-from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import BatchRecord
-from txstream.transaction import Txid, attempt_id
-from txstream.wording import shown
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 METAS = {

@@ -17,12 +17,12 @@ from support.lists import each
 from support.recovering import empty_database
 
 from txstream import embedded
-from txstream.api.errors import BoltError, FencedError, ServiceUnavailableError
 from txstream.cli import run as run_module
 from txstream.cli.logs import LibraryLog
 from txstream.cli.main import _flags_last, main, parser
+from txstream.core.errors import BoltError, FencedError, ServiceUnavailableError
 from txstream.embedded import java
-from txstream.report import RunReport
+from txstream.engine.loop.report import RunReport
 
 WORD_COUNT = "txstream.examples.word_count:topology"
 

@@ -14,8 +14,8 @@ from support.memory_zookeeper import MemoryZooKeeper
 
 from txstream.cli import operate
 from txstream.cli.main import main
+from txstream.core.transaction import Txid
 from txstream.engine.loop.operator_changes import Steering
-from txstream.transaction import Txid
 from txstream.zookeeper import ROOT, MemoryProgress, Paths
 
 ADDRESS = ["--zookeeper", "127.0.0.1:1"]

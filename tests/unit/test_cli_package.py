@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tracked_wheel import packaged_files
-from txstream.api.errors import UsageError
-from txstream.packaging import holds_framework, write_package
+from txstream.cli.packaging import holds_framework, write_package
+from txstream.core.errors import UsageError
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_it_has_all_that_is_tracked(package: Path) -> None:
 def test_another_python_imports_it_from_there(package: Path, tmp_path: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]);"
-        "import txstream.transaction as t, txstream.api.errors as e;"
+        "import txstream.core.transaction as t, txstream.core.errors as e;"
         "print(t.__file__); print(e.FencedError.exit_status)"
     )
     done = subprocess.run(
@@ -41,7 +41,7 @@ def test_another_python_imports_it_from_there(package: Path, tmp_path: Path) -> 
         text=True,
         check=True,
     )
-    assert done.stdout.split() == [f"{package}/txstream/transaction.py", "3"]
+    assert done.stdout.split() == [f"{package}/txstream/core/transaction.py", "3"]
 
 
 def test_the_same_code_gives_the_same_bytes(package: Path, tmp_path: Path) -> None:

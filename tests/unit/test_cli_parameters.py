@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from support.lists import each
 
-from txstream.api.errors import UsageError
 from txstream.cli.parameters import convert, keyword_arguments, split_pairs
+from txstream.core.errors import UsageError
 
 
 class Color(enum.Enum):

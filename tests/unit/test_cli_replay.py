@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from support.replays import run
 
-from txstream.api.errors import UsageError
 from txstream.cli.code import remember_code
 from txstream.cli.factory import load_topology
 from txstream.cli.main import main
 from txstream.cli.replay import _range
+from txstream.core.errors import UsageError
 from txstream.settings import Settings
 
 CODE = """

@@ -18,18 +18,18 @@ from support.inmemory import MemoryLog
 from support.lists import each
 
 import txstream.engine.run
-from txstream.api.errors import ServiceUnavailableError, TxstreamError
 from txstream.cli.context import Cli
 from txstream.cli.main import main
 from txstream.cli.run import OWNER_VARIABLE, _Signals, _tell, _wait, describe, shown_progress, summary
+from txstream.core.errors import ServiceUnavailableError, TxstreamError
+from txstream.core.story import Story
+from txstream.core.transaction import Txid
+from txstream.core.waiting import RunAbortedError
+from txstream.engine.loop.report import RunProgress, RunReport, Statistics
 from txstream.engine.run import start
 from txstream.engine.spark.log import prune_logs
 from txstream.engine.start.batch_tier import BatchTier
-from txstream.report import RunProgress, RunReport, Statistics
 from txstream.settings import Settings
-from txstream.story import Story
-from txstream.transaction import Txid
-from txstream.waiting import RunAbortedError
 
 REPORT = RunReport(
     topology="words",

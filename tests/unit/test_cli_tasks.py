@@ -13,10 +13,10 @@ from support.memory_zookeeper import MemoryZooKeeper
 
 from txstream.cli import status as status_module
 from txstream.cli.main import main
+from txstream.core.placement import Assignment, EdgeTuples, TaskPlace
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid, attempt_id
 from txstream.inspect.records import TopologySummary
-from txstream.placement import Assignment, EdgeTuples, TaskPlace
-from txstream.semantics import Semantics
-from txstream.transaction import Txid, attempt_id
 from txstream.zookeeper import ASSIGNMENT, EDGES
 
 STATUS = ["status", "words", "--tasks", "--zookeeper", "127.0.0.1:1"]

@@ -7,8 +7,8 @@ import io
 import pytest
 from support.lists import each
 
-from txstream.api.errors import DecodeError
 from txstream.cli.topic import read_records
+from txstream.core.errors import DecodeError
 
 
 def read(text: bytes, *, is_json: bool = False, key: str | None = None) -> list[tuple[bytes | None, bytes]]:

@@ -31,21 +31,21 @@ from support.storm import states
 import txstream.testing.topology
 from txstream.api.bolts import BasicBolt, OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import (
-    TopologyError,
-)
 from txstream.api.reducers import Count
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.errors import (
+    TopologyError,
+)
+from txstream.core.fault_points import WRITE_POINTS, Point
+from txstream.core.transaction import Txid
 from txstream.engine.batch.shares import Message
 from txstream.engine.commit import committer as commit, state_targets as targets
-from txstream.fault_points import WRITE_POINTS, Point
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase
 from txstream.testing import AttemptState, CrashError, NotReachedError, TopologyTest
-from txstream.transaction import Txid
 from txstream.zookeeper import ROOT, MemoryTree, Paths
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])

@@ -32,21 +32,21 @@ from support.storm import states
 
 from txstream.api.bolts import BatchBolt, Committer
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import (
-    BatchFailedError,
-    BatchTimeoutError,
-    BoltError,
-    StateValueError,
-    TopologyError,
-)
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Phase, Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.errors import (
+    BatchFailedError,
+    BatchTimeoutError,
+    BoltError,
+    StateValueError,
+    TopologyError,
+)
+from txstream.core.fault_points import Point
 from txstream.engine.batch.recorded_calls import CallKind
-from txstream.fault_points import Point
 from txstream.spouts.memory import MemorySpout
 from txstream.state import TopologyStates, open_database, place_of
 from txstream.testing import AttemptState, NotReachedError, TopologyTest

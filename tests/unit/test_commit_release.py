@@ -20,13 +20,13 @@ from support.committing import (
 from support.storm import states
 
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import BatchTimeoutError
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.batch_metas import MetaCodec
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import BatchTimeoutError
+from txstream.core.fault_points import Point
 from txstream.engine.local_runner import InProcessRunner
-from txstream.fault_points import Point
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import AttemptState, TopologyTest
 

@@ -26,7 +26,11 @@ from support.commit_paths import (
 from support.storm import states
 
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import (
+from txstream.api.reducers import Sum
+from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.api.state import SqlState
+from txstream.bolts.sql import SqlStateBolt
+from txstream.core.errors import (
     BatchFailedError,
     BatchTimeoutError,
     BoltError,
@@ -35,19 +39,15 @@ from txstream.api.errors import (
     StateValueError,
     TopologyError,
 )
-from txstream.api.reducers import Sum
-from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.api.state import SqlState
-from txstream.bolts.sql import SqlStateBolt
+from txstream.core.fault_points import Point
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId
 from txstream.engine.batch.shares import Message, rows_written
 from txstream.engine.commit import state_targets as targets
 from txstream.engine.states.worker_databases import StorePlace
-from txstream.fault_points import Point
-from txstream.semantics import Semantics
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateBackend, StateDatabase, TopologyStates, open_database, register_backend
 from txstream.testing import AttemptState, TopologyTest
-from txstream.transaction import AttemptId
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 COMMITTED, FAILED = AttemptState.COMMITTED, AttemptState.FAILED

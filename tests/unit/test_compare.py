@@ -28,9 +28,7 @@ from txstream import (
     TransactionalTopologyBuilder,
     UsageError,
 )
-from txstream.api.errors import BatchFailedError, PartitionUnavailableError
 from txstream.api.spouts import Unavailable
-from txstream.batch_metas import BatchMetas
 from txstream.cli.compare import _topologies
 from txstream.compare.report import (
     Column,
@@ -51,16 +49,18 @@ from txstream.compare.run import Outcome, Rows
 from txstream.compare.schedule import SCHEDULES, Fault, Injector, load_schedule
 from txstream.compare.timeline import Made, Timeline
 from txstream.compare.truth import _OnlyTheSourceKnowsError, _row, folded_truth
-from txstream.coordinator import EmitBatch
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.coordinator import EmitBatch
+from txstream.core.errors import BatchFailedError, PartitionUnavailableError
+from txstream.core.fault_points import Point
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.drawing.timeline import Fate
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.examples import accounts, word_count
-from txstream.fault_points import Point
 from txstream.simulation.determinism import NotDeterministicError
+from txstream.simulation.variant import clipped, fixed_end, is_reached, under_own_names, with_batches_of
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.memory import MemoryRange, MemorySpout
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
-from txstream.variant import clipped, fixed_end, is_reached, under_own_names, with_batches_of
 
 
 def attempt(txid: int, number: int = 1) -> TransactionAttempt:

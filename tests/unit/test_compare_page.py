@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from txstream.api.errors import PartitionUnavailableError
 from txstream.compare.page import charts, html
 from txstream.compare.report import columns_of, figures, true_totals
 from txstream.compare.run import Outcome
 from txstream.compare.schedule import SCHEDULES, Fault, Injector
 from txstream.compare.timeline import Made, Timeline
+from txstream.core.errors import PartitionUnavailableError
+from txstream.core.fault_points import Point
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.drawing.timeline import Chart, Fate
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.examples import word_count
-from txstream.fault_points import Point
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 FAULTS = (*SCHEDULES["partition"], Fault("crash", 8))
 PRIME = chr(8242)

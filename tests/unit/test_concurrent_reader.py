@@ -18,8 +18,8 @@ import pytest
 import sqlalchemy as sa
 from support.states import CrashError, Rig, word_table
 
-from txstream.api.errors import StaleAttemptError
-from txstream.semantics import Semantics
+from txstream.core.errors import StaleAttemptError
+from txstream.core.semantics import Semantics
 from txstream.state import StateBackend
 
 

@@ -13,13 +13,13 @@ from support.inmemory import MemoryLog, MemorySource, attempt
 
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, OutputCollector, TopologyContext, WorkerContext
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import BoltError, TopologyError
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
-from txstream.batch_metas import BatchMetas
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import BoltError, TopologyError
 from txstream.engine.batch import worker_process as process
 from txstream.engine.batch.worker_process import WorkerProcess, close_worker_process, worker_process
 from txstream.engine.local_runner import InProcessRunner

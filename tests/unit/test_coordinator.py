@@ -19,9 +19,8 @@ from support.coordinators import (
 )
 from support.inmemory import Range
 
-from txstream.api.errors import CoordinatorError
-from txstream.batch_metas import BatchMetas
-from txstream.coordinator import (
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.coordinator import (
     Advance,
     Cancel,
     EmitBatch,
@@ -29,8 +28,9 @@ from txstream.coordinator import (
     Phase,
     Plan,
 )
-from txstream.semantics import Semantics
-from txstream.transaction import Txid
+from txstream.core.errors import CoordinatorError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid
 
 # --- planning --------------------------------------------------------------------------------------
 

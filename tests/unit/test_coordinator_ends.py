@@ -25,9 +25,8 @@ from support.coordinators import (
 from support.inmemory import Range
 from support.lists import each
 
-from txstream.api.errors import CoordinatorError
-from txstream.batch_metas import BatchMetas
-from txstream.coordinator import (
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.coordinator import (
     Advance,
     Cancel,
     Command,
@@ -37,8 +36,9 @@ from txstream.coordinator import (
     Plan,
     RotatingTransactionalState,
 )
-from txstream.semantics import Semantics
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.core.errors import CoordinatorError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 
 # --- ends and beginnings ---------------------------------------------------------------------------
 

@@ -19,11 +19,11 @@ from support.coordinators import (
     plan_and_emit,
 )
 
-from txstream.api.errors import CoordinatorError
-from txstream.coordinator import Advance, Amend, Cancel, Coordinator, EmitBatch, EmitCommit, Plan
-from txstream.dead_letters import Excluded
-from txstream.semantics import Semantics
-from txstream.transaction import TransactionAttempt, Txid
+from txstream.core.coordinator import Advance, Amend, Cancel, Coordinator, EmitBatch, EmitCommit, Plan
+from txstream.core.dead_letters import Excluded
+from txstream.core.errors import CoordinatorError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt, Txid
 
 
 def without(batch: Metas, *offsets: int) -> Metas:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from support.states import CrashError, Rig, word_table
 
-from txstream.dead_letters import DeadLetter
-from txstream.fault_points import Point
-from txstream.semantics import Semantics
+from txstream.core.dead_letters import DeadLetter
+from txstream.core.fault_points import Point
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt
 from txstream.state.registry import open_database
 from txstream.state.store.memory import forget
-from txstream.transaction import TransactionAttempt
 
 WHOLE = DeadLetter(
     "orders/3@0", "orders", 3, 0, 1_767_000_000_000, b"k", b"{", None, "parse", "ValueError", "no JSON", ""

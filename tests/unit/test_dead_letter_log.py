@@ -30,7 +30,7 @@ from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.topology import Topology
 from txstream.cli.logs import JsonLines
 from txstream.cli.run import summary
-from txstream.report import RunReport
+from txstream.engine.loop.report import RunReport
 from txstream.zookeeper import MemoryTree
 
 pytest.importorskip("prometheus_client")

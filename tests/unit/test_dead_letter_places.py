@@ -20,9 +20,9 @@ from txstream import (
     TransactionalTopologyBuilder,
     Tuple,
 )
-from txstream.api.errors import TopologyError
+from txstream.core.errors import TopologyError
+from txstream.core.fault_points import Point
 from txstream.engine.commit.state_targets import state_targets
-from txstream.fault_points import Point
 from txstream.state import MemoryBackend, StateBackend, open_database
 from txstream.testing import TopologyTest
 

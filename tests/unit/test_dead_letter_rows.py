@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from support.states import Rig, word_table
 
-from txstream.api.errors import CorruptStateError, TxstreamError
-from txstream.dead_letters import DeadLetter, LetterKey
+from txstream.core.dead_letters import DeadLetter, LetterKey
+from txstream.core.errors import CorruptStateError, TxstreamError
+from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.state.dead_letters import PLACE_LENGTH, place_of
 from txstream.state.store.memory import forget
-from txstream.transaction import TransactionAttempt, Txid
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 LARGE = 3_000_000

@@ -11,9 +11,9 @@ from support.deduplicating import TableOfFirst, Worker, order, state
 from support.lists import each
 
 from txstream.api.bolts import OutputFieldsDeclarer
-from txstream.api.errors import TopologyError, UsageError
 from txstream.api.schema import parse_schema
 from txstream.bolts.deduplicate import DeduplicateBolt
+from txstream.core.errors import TopologyError, UsageError
 
 
 @pytest.fixture

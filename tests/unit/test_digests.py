@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from txstream.digests import TableDigest, digest_of
+from txstream.core.digests import TableDigest, digest_of
 
 SCHEMA = pa.schema(
     [

@@ -30,7 +30,7 @@ from txstream.zookeeper.paths import Paths
         ("[a](../state.md)", "docs/reference", "[a](/state.md)"),
         ("[a](docs/state.md)", "", "[a](/state.md)"),
         ("[a](../README.md#commands)", "docs", "[a](/index.myst#commands)"),
-        ("[`x`](../spouts/kafka.py)", "docs", "[`x`](repository:spouts/kafka.py)"),
+        ("[`x`](../spouts/kafka/__init__.py)", "docs", "[`x`](repository:spouts/kafka/__init__.py)"),
         ("[a](../txstream/api/)", "docs", "[a](repository:txstream/api)"),
         ("[a](#here) [b](https://example.org/x)", "docs", "[a](#here) [b](https://example.org/x)"),
         ("![a](benchmarks/a.svg)", "", "![a](../benchmarks/a.svg)"),

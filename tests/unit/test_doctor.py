@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from txstream.api.errors import ServiceUnavailableError
 from txstream.cli.factory import imported_by
 from txstream.cli.main import main
+from txstream.core.errors import ServiceUnavailableError
 from txstream.doctor import local
 from txstream.doctor.checks import Check, Task, WrongError, ask_all
 from txstream.doctor.clocks import Clocks

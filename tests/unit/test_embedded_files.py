@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 from support.lists import each
 
-from txstream.api.errors import CorruptStateError, ServiceUnavailableError, UsageError
+from txstream.core.errors import CorruptStateError, ServiceUnavailableError, UsageError
 from txstream.embedded import EmbeddedKafka, down, process, running, up
 from txstream.embedded.files import java_properties, locked, try_lock, write_atomically
 from txstream.embedded.kafka import cluster_view

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError
 from txstream.embedded import jars
 from txstream.embedded.jars import MAVEN_CENTRAL, Jar, JarLock, kafka_classpath, maven_repository, read_lock
 

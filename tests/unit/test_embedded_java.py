@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.lists import each
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError
 from txstream.embedded import find_java
 from txstream.embedded.java import parse_java_version, spark_jars
 

@@ -19,24 +19,24 @@ from support.inmemory import attempt
 
 from txstream.api.bolts import BasicBolt
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import BatchFailedError, BoltError, TxstreamError
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
-from txstream.batch_metas import to_json
 from txstream.bolts.sql import SqlStateBolt
 from txstream.cli.context import Cli
 from txstream.cli.logs import LibraryLog
+from txstream.core.batch_metas import to_json
+from txstream.core.errors import BatchFailedError, BoltError, TxstreamError
+from txstream.core.failing_batch import FailingBatch
+from txstream.core.transaction import AttemptId, Epoch, Txid
+from txstream.core.waiting import Waiting
+from txstream.core.wording import storable
 from txstream.engine.batch.executor_failures import Failure, describe
-from txstream.engine.loop.retry_policy import TxidFailures, reason_of
-from txstream.failing_batch import FailingBatch
-from txstream.spouts.failure_markers import Fail
+from txstream.engine.letters.retry_policy import TxidFailures, reason_of
 from txstream.spouts.memory import MemorySpout
+from txstream.spouts.memory.failure_markers import Fail
 from txstream.state import open_database
 from txstream.testing import TopologyTest
-from txstream.transaction import AttemptId, Epoch, Txid
-from txstream.waiting import Waiting
-from txstream.wording import storable
 from txstream.zookeeper import FAILING, WAITING
 
 HALF = "a\udc80b\0c"

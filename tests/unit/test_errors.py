@@ -14,8 +14,8 @@ from support.guide import DOCS
 from support.lists import each
 
 import txstream
-from txstream.api import errors
-from txstream.api.errors import BatchFailedError, FailedException, FencedError, TxstreamError, UsageError
+from txstream.core import errors
+from txstream.core.errors import BatchFailedError, FailedException, FencedError, TxstreamError, UsageError
 
 ALL = [
     value for value in vars(errors).values() if inspect.isclass(value) and value.__module__ == errors.__name__
@@ -86,7 +86,7 @@ def test_exceptions_that_users_may_see_have_the_root() -> None:
     }
     found = {name for name, bases in bases_of_classes().items() if plain & bases}
     public = {name for name in found if not name.rpartition(".")[2].startswith("_")}
-    assert public == inside | {"txstream.api.errors.TxstreamError"}
+    assert public == inside | {"txstream.core.errors.TxstreamError"}
 
 
 def test_the_runbook_has_every_error_with_its_meaning_and_remedy() -> None:

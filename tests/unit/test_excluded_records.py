@@ -9,15 +9,15 @@ from support.lists import each
 
 from txstream import BasicBolt, CorruptStateError, MemorySpout, OpaqueSpout, TransactionalTopologyBuilder
 from txstream.api.spouts import SpoutContext
-from txstream.batch_metas import BatchMetas, MetaCodec, pieces
-from txstream.dead_letters import Excluded
+from txstream.core.batch_metas import BatchMetas, MetaCodec, pieces
+from txstream.core.dead_letters import Excluded
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch.execution_plan import compile_topology
 from txstream.engine.batch.messages import WorkOrder
 from txstream.engine.local_runner import InProcessRunner
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.memory import MemoryRange
 from txstream.testing import Fail
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 CODEC: MetaCodec[Any] = MetaCodec(MemoryRange)
 BATCH: BatchMetas[Any] = BatchMetas(

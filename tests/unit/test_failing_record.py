@@ -10,21 +10,21 @@ import pyarrow as pa
 import pytest
 from support.lists import each
 
-from txstream.api.errors import (
+from txstream.api.tuples import Chunk
+from txstream.core.batch_metas import BatchMetas, halves
+from txstream.core.errors import (
     BatchFailedError,
     BoltError,
     ServiceUnavailableError,
     StateValueError,
     TxstreamError,
 )
-from txstream.api.tuples import Chunk
-from txstream.batch_metas import BatchMetas, halves
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch.executor_failures import Failure, describe
 from txstream.engine.batch.record_search import FailingRecord
-from txstream.engine.loop.failing_record import SECONDS, Trials, name_record
+from txstream.engine.letters.failing_record import SECONDS, Trials, name_record
 from txstream.spouts.files import FileRange
 from txstream.spouts.memory import MemoryRange
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 Find = Callable[[float], Sequence[FailingRecord]]
 

@@ -12,25 +12,25 @@ import pytest
 from support.inmemory import attempt
 from support.lists import each
 
-import txstream.api.errors
-from txstream.api.errors import (
+import txstream.core.errors
+from txstream.api.tuples import Chunk, Tuple
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import (
     BatchFailedError,
     BoltError,
     PartitionUnavailableError,
     TxstreamError,
     UsageError,
 )
-from txstream.api.tuples import Chunk, Tuple
-from txstream.batch_metas import BatchMetas
+from txstream.core.semantics import Semantics
 from txstream.engine.batch.executor_failures import Failure, describe
-from txstream.engine.loop.retry_policy import TxidFailures, Verdict, judge
+from txstream.engine.letters.retry_policy import TxidFailures, Verdict, judge
 from txstream.inspect import LedgerEntry
 from txstream.inspect.ledgers import failed_attempts
-from txstream.semantics import Semantics
 
 ALL_ERRORS = [
     error
-    for error in vars(txstream.api.errors).values()
+    for error in vars(txstream.core.errors).values()
     if isinstance(error, type) and issubclass(error, TxstreamError)
 ]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from support.lists import each
 
-from txstream.api.errors import UsageError
 from txstream.cli.faults import Fault, parse_fault
-from txstream.coordinator import Phase
-from txstream.fault_points import At, Point
-from txstream.transaction import Txid
+from txstream.core.coordinator import Phase
+from txstream.core.errors import UsageError
+from txstream.core.fault_points import At, Point
+from txstream.core.transaction import Txid
 
 
 @each("point", Point)

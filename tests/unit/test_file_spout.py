@@ -16,7 +16,10 @@ from hypothesis import given, settings, strategies as st
 from support.inmemory import CONTEXT, attempt
 from support.lists import each
 
-from txstream.api.errors import (
+from txstream.api.schema import format_schema
+from txstream.api.spouts import Unavailable
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import (
     CorruptStateError,
     DataLostError,
     DecodeError,
@@ -25,12 +28,8 @@ from txstream.api.errors import (
     TopologyError,
     UsageError,
 )
-from txstream.api.schema import format_schema
-from txstream.api.spouts import Unavailable
-from txstream.batch_metas import MetaCodec
-from txstream.spouts import files_lines
-from txstream.spouts.files import FileRange, FileSpout
-from txstream.spouts.files_coordinator import FileCoordinator
+from txstream.spouts.files import FileRange, FileSpout, lines as files_lines
+from txstream.spouts.files.coordinator import FileCoordinator
 
 Metas = dict[str, FileRange]
 

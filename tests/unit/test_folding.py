@@ -16,16 +16,16 @@ from hypothesis import given, settings, strategies as st
 from support.folds import Taken, prepared as prepared_for, to_batch as batch_of
 from support.lists import each
 
-import txstream.folding
+import txstream.state.folding
 from txstream.api.bolts import OutputFieldsDeclarer
-from txstream.api.errors import SchemaError, StateValueError, TopologyError
 from txstream.api.reducers import Count, Max, Min, Reducer, Sum
 from txstream.api.schema import format_schema, parse_schema
 from txstream.api.state import SqlState
 from txstream.api.tuples import DEFAULT_STREAM, Chunk
 from txstream.bolts.aggregate import CountBolt, ReduceBolt
 from txstream.bolts.sql import SqlStateBolt
-from txstream.folding import Fold, new_fold
+from txstream.core.errors import SchemaError, StateValueError, TopologyError
+from txstream.state.folding import Fold, new_fold
 
 INPUT = parse_schema("word string, day int, x bigint, y double")
 
@@ -118,7 +118,7 @@ def test_partial_folds_of_several_tasks_merge_to_the_whole(
     tasks: list[list[list[Row]]], refold_rows: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(txstream.folding, "_REFOLD_ROWS", refold_rows)
+        patch.setattr(txstream.state.folding, "_REFOLD_ROWS", refold_rows)
         bolt = ReduceBolt("word", **REDUCERS)
         prepared(bolt)
         schema = bolt.fold.schema
@@ -177,7 +177,7 @@ def test_few_rows_are_folded_in_python_as_arrow_folds_them(chunks: list[list[Any
 
     def folded(few_rows: int) -> tuple[pa.Table, pa.Table]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(txstream.folding, "_FEW_ROWS", few_rows)
+            patch.setattr(txstream.state.folding, "_FEW_ROWS", few_rows)
             whole, parts = Fold(keys, reducers, schema), Fold(keys, reducers, schema)
             for rows in chunks:
                 part = Fold(keys, reducers, schema)
@@ -190,7 +190,7 @@ def test_few_rows_are_folded_in_python_as_arrow_folds_them(chunks: list[list[Any
 
 
 def test_memory_follows_the_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(txstream.folding, "_REFOLD_ROWS", 10)
+    monkeypatch.setattr(txstream.state.folding, "_REFOLD_ROWS", 10)
     fold = Fold(["word"], {"n": Count()}, parse_schema("word string, n bigint"))
     for i in range(100):
         fold.add(to_batch([("abc"[i % 3], 0, 0, 0.0), ("d", 0, 0, 0.0)]))

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import pytest
 from support.recovering import Site
 
-from txstream.api.errors import DataLostError, ServiceUnavailableError
 from txstream.api.spouts import (
     NonTransactionalSpout,
     OpaqueSpout,
@@ -19,16 +18,17 @@ from txstream.api.spouts import (
     TransactionalSpout,
     Unavailable,
 )
-from txstream.batch_metas import MetaCodec
-from txstream.fault_points import Point
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import DataLostError, ServiceUnavailableError
+from txstream.core.fault_points import Point
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Epoch, Txid, attempt_id
 from txstream.inspect.fsck_progress import _is_same
 from txstream.inspect.fsck_run import fsck_in
 from txstream.inspect.plain_metas import PlainCodec
 from txstream.inspect.records import Finding, FsckReport, MissingDatabase, Severity
-from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import BatchRecord
-from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.zookeeper import Identity, MemoryProgress, MemoryTree
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -80,7 +80,7 @@ def test_nothing_is_found_when_all_is_well(make_site: Any, spout: Any, txid: int
 
 def test_tracked_tuples_have_neither_states_nor_plans_to_check() -> None:
     tree = MemoryTree()
-    spout = "txstream.spouts.kafka_queue.KafkaQueueSpout"
+    spout = "txstream.spouts.kafka.queue.KafkaQueueSpout"
     source = {"tracked": {"orders": "KafkaQueueSpout"}}
     identity = Identity.new(Semantics.NON_TRANSACTIONAL, spout, source, ())
 

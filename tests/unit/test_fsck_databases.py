@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from support.recovering import Site
 
-from txstream.api.errors import CorruptStateError, ProgressMismatchError, StateTableError
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.cli.main import main
+from txstream.core.errors import CorruptStateError, ProgressMismatchError, StateTableError
 from txstream.inspect.databases import open_databases
 from txstream.inspect.fsck_run import fsck_in
 from txstream.inspect.records import Finding, FsckReport, Severity

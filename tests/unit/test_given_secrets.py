@@ -15,18 +15,18 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 from support.lists import each
 
-from txstream.api.errors import UsageError
 from txstream.cli.parameters import keyword_arguments, spark_settings
+from txstream.core.errors import UsageError
 from txstream.engine.spark.java_process import without_secrets
-from txstream.given_secrets import (
+from txstream.inspect.databases import upgrade_remedy
+from txstream.settings import Settings, to_environment
+from txstream.settings.given_secrets import (
     as_typed,
     is_secret_pair,
     off_the_command_line,
     with_variables,
     without_secrets as without_passwords,
 )
-from txstream.inspect.databases import upgrade_remedy
-from txstream.settings import Settings, to_environment
 from txstream.ui.comparing import Comparing
 
 HUSH = "postgresql://me:hush@127.0.0.1:1/x"

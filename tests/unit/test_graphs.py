@@ -15,14 +15,14 @@ from support.lists import each
 from txstream.api.bolts import BasicBolt, BatchBolt, OutputCollector, OutputFieldsDeclarer, TopologyContext
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.declarer import BoltDeclarer
-from txstream.api.errors import ShortBatchError, TopologyError, TupleError, TxstreamError
 from txstream.api.reducers import Count, Sum
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.stable_hash import task_of, tasks_of_partial_key
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
-from txstream.batch_metas import BatchMetas
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import ShortBatchError, TopologyError, TupleError, TxstreamError
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.messages import Element, pack, unpack
 from txstream.engine.batch.runner_contract import BatchResult

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, strategies as st
 from support.lists import each
 
-from txstream.api.errors import TupleError
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.stable_hash import canonical_bytes, stable_hash, task_of, tasks_of_partial_key
+from txstream.core.errors import TupleError
 
 # Recorded once. A change to any of them would move keys to other tasks between two releases.
 VECTORS: list[tuple[tuple[Any, ...], int]] = [

@@ -12,9 +12,9 @@ from support.promises import STATE_KINDS
 import check_guards
 from guards import GUARDS, Guard, proofs
 from guards.patch import Patch, in_force
+from txstream.core.transaction import AttemptId
 from txstream.state import FenceRow
 from txstream.state.fence_rules import joining_keeps
-from txstream.transaction import AttemptId
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,11 +8,12 @@ counts too. The source is read as well, so that an import inside a function coun
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import pytest
@@ -90,7 +91,7 @@ def core_modules() -> dict[str, Path]:
     """Every module under the rule. The named ones are listed whether they exist or not: a core module that is
     renamed everywhere but here fails the test instead of dropping out of it."""
     core = module_files(ROOT / "txstream" / "api", "txstream.api")
-    for name in ("transaction", "coordinator", "semantics", "acker"):
+    for name in ("core", "acker"):
         folder = ROOT / "txstream" / name
         if folder.is_dir():
             core |= module_files(folder, f"txstream.{name}")
@@ -129,8 +130,10 @@ def test_core_is_complete() -> None:
     core = core_modules()
     assert {
         "txstream.api",
-        "txstream.api.errors",
-        "txstream.transaction",
+        "txstream.core.coordinator",
+        "txstream.core.errors",
+        "txstream.core.semantics",
+        "txstream.core.transaction",
         "txstream.acker.ledger",
     } <= core.keys()
     assert not [name for name, path in core.items() if not path.is_file()], (
@@ -169,6 +172,32 @@ def test_nothing_imports_what_stands_above_it(lower: str) -> None:
         if is_below(name, UPPER[lower])
     ]
     assert not wrong
+
+
+def test_rules_and_values_import_nothing_of_ours_but_each_other() -> None:
+    """Not even for the type checker."""
+    modules = module_files(ROOT / "txstream" / "core", "txstream.core")
+    assert len(modules) > 10
+    wrong = [
+        f"{path}:{line}: {name}"
+        for path in modules.values()
+        for line, name in imported_names(path.read_text(encoding="utf-8"), for_checkers=True)
+        if is_below(name, ("txstream",)) and not is_below(name, ("txstream.core",))
+    ]
+    assert not wrong
+
+
+def test_nothing_lies_loose_in_the_hall() -> None:
+    """A module of `txstream/` belongs to one of its rooms."""
+    loose = {path.name for path in tracked_files() if path.parent == PurePosixPath("txstream")}
+    assert loose == {"__init__.py", "__main__.py", "py.typed"}
+
+
+def test_every_room_says_in_a_sentence_what_it_is_for() -> None:
+    rooms = [path for path in tracked_files() if path.name == "__init__.py" and path.parts[0] in INSTALLS_AS]
+    assert len(rooms) > 30
+    silent = [room for room in rooms if not ast.get_docstring(ast.parse((ROOT / room).read_text("utf-8")))]
+    assert not silent
 
 
 def test_no_product_module_imports_testing() -> None:

@@ -20,18 +20,18 @@ from support.states import Rig, word_table
 from support.zookeeper_backends import metas
 
 from txstream import inspect
-from txstream.api.errors import UsageError
-from txstream.batch_metas import BatchMetas
 from txstream.cli import failures_shown as failing, status
 from txstream.cli.main import main
-from txstream.failing_batch import FailingBatch, Wait
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import UsageError
+from txstream.core.failing_batch import FailingBatch, Wait
+from txstream.core.transaction import Txid, attempt_id
 from txstream.inspect import ledgers, source
 from txstream.inspect.json_documents import batch_document
 from txstream.inspect.snapshot import Snapshot
 from txstream.inspect.source import SourceNow
 from txstream.settings import Settings
 from txstream.state import StateDatabase
-from txstream.transaction import Txid, attempt_id
 from txstream.zookeeper import FAILING, ROOT, WAITING, Paths
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from support.lists import each
 
-from txstream.api.errors import UsageError
 from txstream.api.schema import parse_schema
 from txstream.cli.main import main
+from txstream.core.errors import UsageError
 from txstream.inspect.keys import check_key
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)

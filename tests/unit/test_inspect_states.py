@@ -19,17 +19,17 @@ from support.states import PLANNED, PROCESSED, Rig, name_databases, word_table
 from support.zookeeper_backends import IDENTITY
 
 from txstream import inspect
-from txstream.api.errors import ServiceUnavailableError, StateTableError, UsageError
 from txstream.api.schema import parse_schema
 from txstream.cli import administration
 from txstream.cli.main import main
+from txstream.core.errors import ServiceUnavailableError, StateTableError, UsageError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid
 from txstream.inspect.databases import open_databases
 from txstream.inspect.keys import parse_key
-from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import Commit, StateDatabase
 from txstream.state.backend import StateBackend
-from txstream.transaction import Txid
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 PLAIN = Semantics.NON_TRANSACTIONAL

@@ -33,16 +33,16 @@ from txstream import (
     Tuple,
     custom,
 )
-from txstream.api.errors import BatchTimeoutError
-from txstream.batch_metas import BatchMetas
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import BatchTimeoutError
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch.record_search import FailingRecord
+from txstream.engine.letters.isolation import Isolated, Isolation
+from txstream.engine.letters.rows import _headers
 from txstream.engine.local_runner import InProcessRunner
-from txstream.engine.loop.dead_letter_rows import _headers
-from txstream.engine.loop.isolation import Isolated, Isolation
 from txstream.spouts.memory import MemoryRange
 from txstream.state.registry import open_database
 from txstream.testing import ManualClock, TopologyTest
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 ALL = DeadLetters(max_per_batch=100, max_share=1.0)

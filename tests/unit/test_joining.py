@@ -14,23 +14,23 @@ import sqlalchemy as sa
 from support.states import PLANNED, PROCESSED
 from support.upgrading import COUNTS, ROWS, SPOUTS, Store, counts, storing, totals
 
-from txstream.api.errors import (
+from txstream.api.reducers import Count, Sum
+from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
+from txstream.api.state import SqlState
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import (
     FencedError,
     IdentityMismatchError,
     ProgressMismatchError,
     StaleAttemptError,
     StateTableError,
 )
-from txstream.api.reducers import Count, Sum
-from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
-from txstream.api.state import SqlState
-from txstream.batch_metas import MetaCodec
-from txstream.fault_points import Point
-from txstream.semantics import Semantics
+from txstream.core.fault_points import Point
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, Epoch, Txid, attempt_id
 from txstream.spouts.memory import MemoryRange, MemorySpout
 from txstream.state import BatchRecord, StateDatabase, TopologyStates, open_database
 from txstream.testing import CrashError, TopologyTest
-from txstream.transaction import AttemptId, Epoch, Txid, attempt_id
 from txstream.zookeeper import Identity, MemoryProgress, MemoryTree
 
 EXAMPLE: dict[str, Any] = {

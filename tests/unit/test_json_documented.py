@@ -23,11 +23,11 @@ from txstream.cli.main import main
 from txstream.compare.run import Outcome
 from txstream.compare.schedule import Fault, Injector
 from txstream.compare.timeline import Made, Timeline
+from txstream.core.failing_batch import FailingBatch, Wait
+from txstream.core.transaction import AttemptId, Epoch, TransactionAttempt, Txid, attempt_id
 from txstream.drawing.timeline import Fate
-from txstream.failing_batch import FailingBatch, Wait
 from txstream.inspect import fsck_run, overview, source
 from txstream.inspect.source import SourceNow
-from txstream.transaction import AttemptId, Epoch, TransactionAttempt, Txid, attempt_id
 from txstream.zookeeper import FAILING, ROOT, WAITING, Paths
 from txstream.zookeeper.candidates import candidate_data
 from txstream.zookeeper.notes import Note

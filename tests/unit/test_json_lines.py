@@ -13,8 +13,8 @@ from txstream.cli import context
 from txstream.cli.context import Cli, print_error
 from txstream.cli.logs import JsonLines, set_up_logs, write_as_json
 from txstream.cli.main import main
+from txstream.core.transaction import TransactionAttempt, Txid, about, attempt_id
 from txstream.spouts.memory import MemorySpout
-from txstream.transaction import TransactionAttempt, Txid, about, attempt_id
 
 log = logging.getLogger("txstream.test")
 

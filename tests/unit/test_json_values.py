@@ -16,9 +16,9 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from support.lists import each
 
-from txstream.api.errors import SchemaError
 from txstream.api.schema import parse_schema
-from txstream.spouts.json_values import _SLICE_ROWS, BadValueError, JsonReader, json_schema
+from txstream.core.errors import SchemaError
+from txstream.spouts.formats.json_values import _SLICE_ROWS, BadValueError, JsonReader, json_schema
 
 
 def read(declaration: str | pa.Schema, *values: bytes | None, replace: bool = False) -> list[dict[str, Any]]:

@@ -15,12 +15,12 @@ import pytest
 from support.kafka_batches import plain
 from support.lists import each
 
-from txstream.api.errors import PartitionUnavailableError, ServiceUnavailableError, UsageError
 from txstream.api.spouts import SpoutContext
+from txstream.core.errors import PartitionUnavailableError, ServiceUnavailableError, UsageError
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.spouts.kafka import KafkaRange, KafkaSource
-from txstream.spouts.kafka_client import KafkaClient
-from txstream.spouts.kafka_protocol import Leader, Partition
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.spouts.kafka.client import KafkaClient
+from txstream.spouts.kafka.protocol import Leader, Partition
 
 
 @pytest.fixture

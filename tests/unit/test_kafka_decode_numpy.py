@@ -28,15 +28,14 @@ from support.kafka_batches import (
 )
 from support.lists import each
 
-from txstream.api.errors import DecodeError
 from txstream.api.spouts import SpoutContext
-from txstream.spouts import kafka_record_batches
-from txstream.spouts.kafka import KafkaSource
-from txstream.spouts.kafka_columns import Readers, joined_batch, readers, record_batch
-from txstream.spouts.kafka_decode_numpy import decode
-from txstream.spouts.kafka_protocol import Partition
-from txstream.spouts.kafka_record_batches import CorruptBatchError, Fetched, decode_records
-from txstream.spouts.kafka_record_blocks import Block, RecordColumns
+from txstream.core.errors import DecodeError
+from txstream.spouts.kafka import KafkaSource, record_batches as kafka_record_batches
+from txstream.spouts.kafka.columns import Readers, joined_batch, readers, record_batch
+from txstream.spouts.kafka.decode_numpy import decode
+from txstream.spouts.kafka.protocol import Partition
+from txstream.spouts.kafka.record_batches import CorruptBatchError, Fetched, decode_records
+from txstream.spouts.kafka.record_blocks import Block, RecordColumns
 
 
 def read(data: bytes, start: int, end: int, **options: Any) -> object:
@@ -336,7 +335,7 @@ def test_headers_that_are_alike_are_read_once() -> None:
 
 
 def test_keys_that_nobody_asks_for_are_not_made() -> None:
-    with patch("txstream.spouts.kafka_record_blocks._array") as made:
+    with patch("txstream.spouts.kafka.record_blocks._array") as made:
         columns = RecordColumns()
         decode_one(batch(0, [(0, 0, b"k", b"v", [])]), 0, 1, columns)
         assert columns.offsets.tolist() == [0]

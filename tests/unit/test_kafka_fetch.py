@@ -13,11 +13,11 @@ import pytest
 from support.kafka_batches import Aborted, plain
 from support.lists import each
 
-from txstream.api.errors import DataLostError, PartitionUnavailableError, ShortReadError, TxstreamError
+from txstream.core.errors import DataLostError, PartitionUnavailableError, ShortReadError, TxstreamError
 from txstream.spouts.kafka import KafkaRange
-from txstream.spouts.kafka_fetch import RangeFetcher
-from txstream.spouts.kafka_protocol import Leader, TopicInfo
-from txstream.spouts.kafka_range_read import RangeRead
+from txstream.spouts.kafka.fetch import RangeFetcher
+from txstream.spouts.kafka.protocol import Leader, TopicInfo
+from txstream.spouts.kafka.range_read import RangeRead
 
 TIMEOUT_SECONDS = 5.0
 EPOCH_AT = 12  # the checksum does not cover it
@@ -319,7 +319,7 @@ def test_what_needs_to_know_of_aborted_transactions_is_fetched() -> None:
 def test_no_more_is_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Broker({"words/0": 12, "words/1": 12}, per_batch=6, topic_id=TOPIC_ID, spoil=in_epoch(3))
     size = len(broker.records("words/0", 0))
-    monkeypatch.setattr("txstream.spouts.kafka_kept_answers._MOST_BYTES", size + 1)
+    monkeypatch.setattr("txstream.spouts.kafka.kept_answers._MOST_BYTES", size + 1)
     reader = fetcher(broker)
 
     def both(start: int, end: int) -> list[RangeRead]:

@@ -11,14 +11,13 @@ from typing import Any
 import kafka.errors as kafka_errors
 import pytest
 
-from txstream.api.errors import DataLostError
 from txstream.api.spouts import SpoutContext, Unavailable
+from txstream.core.errors import DataLostError
 from txstream.inspect.source import asked
-from txstream.spouts import kafka_coordinator
-from txstream.spouts.kafka import KafkaRange, KafkaSource
-from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
-from txstream.spouts.kafka_leader_epochs import LeaderEpochs
-from txstream.spouts.kafka_protocol import (
+from txstream.spouts.kafka import KafkaRange, KafkaSource, coordinator as kafka_coordinator
+from txstream.spouts.kafka.coordinator import KafkaPartitionCoordinator
+from txstream.spouts.kafka.leader_epochs import LeaderEpochs
+from txstream.spouts.kafka.protocol import (
     EpochEnd,
     Leader,
     OffsetQuery,

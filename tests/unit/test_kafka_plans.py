@@ -13,12 +13,17 @@ from uuid import UUID
 import kafka.errors as kafka_errors
 import pytest
 
-from txstream.api.errors import DataLostError
 from txstream.api.spouts import SpoutContext, Unavailable
-from txstream.spouts import kafka_coordinator, kafka_log_ends, kafka_log_tail
-from txstream.spouts.kafka import KafkaRange, KafkaSource
-from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
-from txstream.spouts.kafka_protocol import EARLIEST, Leader, OffsetQuery, Partition, TopicInfo
+from txstream.core.errors import DataLostError
+from txstream.spouts.kafka import (
+    KafkaRange,
+    KafkaSource,
+    coordinator as kafka_coordinator,
+    log_ends as kafka_log_ends,
+    log_tail as kafka_log_tail,
+)
+from txstream.spouts.kafka.coordinator import KafkaPartitionCoordinator
+from txstream.spouts.kafka.protocol import EARLIEST, Leader, OffsetQuery, Partition, TopicInfo
 
 ID = "00000000-0000-0000-0000-00000000000a"
 NO_EPOCH = -1  # tests/unit/test_kafka_leader_epochs.py has those

@@ -11,9 +11,9 @@ import pytest
 from support.kafka_topics import wait_until
 
 from txstream import KafkaSource, TopologyError
-from txstream.backoff import Backoff
-from txstream.spouts import kafka_publish_group as module
-from txstream.spouts.kafka_publish_group import PublishGroup
+from txstream.core.backoff import Backoff
+from txstream.spouts.kafka import publish_group as module
+from txstream.spouts.kafka.publish_group import PublishGroup
 
 
 class Admin:

@@ -14,10 +14,9 @@ from support.kafka_topics import wait_until
 from support.lists import each
 from support.spouts import OpenSpout
 
-from txstream.api.errors import TopologyError
-from txstream.spouts import kafka_queue
-from txstream.spouts.kafka import KafkaSource
-from txstream.spouts.kafka_queue import KafkaQueueSpout
+from txstream.core.errors import TopologyError
+from txstream.spouts.kafka import KafkaSource, queue as kafka_queue
+from txstream.spouts.kafka.queue import KafkaQueueSpout
 
 PLACE = TopicPartition("orders", 0)
 Poll = Callable[["Consumer"], dict[TopicPartition, list[Any]]]

@@ -32,13 +32,13 @@ from support.kafka_batches import (
 )
 from support.lists import each
 
-from txstream.api.errors import DecodeError
+from txstream.core.errors import DecodeError
 from txstream.spouts.kafka import KafkaRange
-from txstream.spouts.kafka_fetch import RangeFetcher
-from txstream.spouts.kafka_protocol import Leader, TopicInfo
-from txstream.spouts.kafka_range_read import RangeRead
-from txstream.spouts.kafka_record_batches import CorruptBatchError
-from txstream.spouts.kafka_record_blocks import RecordColumns
+from txstream.spouts.kafka.fetch import RangeFetcher
+from txstream.spouts.kafka.protocol import Leader, TopicInfo
+from txstream.spouts.kafka.range_read import RangeRead
+from txstream.spouts.kafka.record_batches import CorruptBatchError
+from txstream.spouts.kafka.record_blocks import RecordColumns
 
 
 def rows(columns: RecordColumns) -> list[tuple[int, bytes | None]]:

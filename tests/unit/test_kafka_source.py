@@ -15,13 +15,13 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.sasl import SASL_MECHANISMS
 from support.lists import each
 
-from txstream.api.errors import CorruptStateError, TopologyError, UsageError
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import OpaqueSpout, SpoutContext
-from txstream.batch_metas import BatchMetas, MetaCodec
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.errors import CorruptStateError, TopologyError, UsageError
 from txstream.spouts.kafka import KafkaRange, KafkaSource
-from txstream.spouts.kafka_arguments import StartingOffset, epoch_milliseconds
-from txstream.spouts.kafka_options import DNS_LOOKUPS, MECHANISMS, OWNED, PASSED_THROUGH
+from txstream.spouts.kafka.arguments import StartingOffset, epoch_milliseconds
+from txstream.spouts.kafka.options import DNS_LOOKUPS, MECHANISMS, OWNED, PASSED_THROUGH
 
 OBJECTS = {"topics": "lines", "value_format": "json", "schema": "offset bigint"}
 CONTEXT = SpoutContext("counts", "lines", {"kafka": "broker:9092"})

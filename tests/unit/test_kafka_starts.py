@@ -8,11 +8,11 @@ from typing import Any
 
 from txstream.api.spouts import Unavailable
 from txstream.spouts.kafka import UNKNOWN, KafkaRange
-from txstream.spouts.kafka_arguments import StartingOffset
-from txstream.spouts.kafka_cluster_watch import ClusterView
-from txstream.spouts.kafka_protocol import OffsetQuery, PartitionLog
-from txstream.spouts.kafka_starting_places import StartingPlaces
-from txstream.spouts.kafka_topic_selection import is_topic_name
+from txstream.spouts.kafka.arguments import StartingOffset
+from txstream.spouts.kafka.cluster_watch import ClusterView
+from txstream.spouts.kafka.protocol import OffsetQuery, PartitionLog
+from txstream.spouts.kafka.starting_places import StartingPlaces
+from txstream.spouts.kafka.topic_selection import is_topic_name
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_MS = 1_795_262_400_000

@@ -11,10 +11,10 @@ from typing import Any
 import kafka.errors as kafka_errors
 import pytest
 
-from txstream.spouts import kafka_cluster_watch as kafka_watch
-from txstream.spouts.kafka_cluster_watch import CONFIRM_SECONDS, ClusterView, ClusterWatch
-from txstream.spouts.kafka_protocol import Leader, TopicInfo
-from txstream.spouts.kafka_topic_selection import TopicSelection
+from txstream.spouts.kafka import cluster_watch as kafka_watch
+from txstream.spouts.kafka.cluster_watch import CONFIRM_SECONDS, ClusterView, ClusterWatch
+from txstream.spouts.kafka.protocol import Leader, TopicInfo
+from txstream.spouts.kafka.topic_selection import TopicSelection
 
 
 class FakeClient:

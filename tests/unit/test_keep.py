@@ -28,11 +28,11 @@ from txstream import (
     TransactionalTopologyBuilder,
     Tuple,
 )
-from txstream.api.errors import LateRecordError, StateTableError, TopologyError
-from txstream.batch_metas import BatchMetas, MetaCodec
+from txstream.api.retention import next_horizons
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.errors import LateRecordError, StateTableError, TopologyError
+from txstream.core.fault_points import Point
 from txstream.engine.commit.state_targets import state_targets
-from txstream.fault_points import Point
-from txstream.retention import next_horizons
 from txstream.spouts.memory import MemoryRange
 from txstream.state import MemoryBackend, open_database
 from txstream.state.sql import writer
@@ -427,8 +427,8 @@ def test_a_late_row_that_a_bolt_lets_pass_is_refused_before_the_commit(tmp_path:
 
 
 def test_a_day_is_kept_until_it_is_over_for_as_long() -> None:
+    from txstream.api.retention import limit_of
     from txstream.api.schema import parse_schema
-    from txstream.retention import limit_of
 
     types = parse_schema("day date, at timestamp, local timestamp_ntz").types
     noon = int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp())

@@ -16,16 +16,16 @@ from pyspark import cloudpickle
 from support.folds import prepared, to_batch
 from support.lists import each
 
-import txstream.folding
+import txstream.state.folding
 from txstream.api.bolts import OutputFieldsDeclarer
-from txstream.api.errors import StateValueError, TopologyError
 from txstream.api.reducers import Count, Last, Max, Min, Reducer, Sum, custom
 from txstream.api.schema import parse_schema
 from txstream.api.state import SqlState
 from txstream.api.tuples import Chunk
 from txstream.bolts.aggregate import ReduceBolt
 from txstream.bolts.sql import SqlStateBolt
-from txstream.folding import Fold, new_fold
+from txstream.core.errors import StateValueError, TopologyError
+from txstream.state.folding import Fold, new_fold
 from txstream.testing import run_bolt
 
 INPUT = parse_schema(
@@ -110,7 +110,7 @@ def test_any_split_in_any_order_gives_the_same_deltas(
     shuffled = data.draw(st.permutations(rows))
     owners = [data.draw(st.integers(0, tasks - 1)) for _ in rows]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(txstream.folding, "_REFOLD_ROWS", refold_rows)
+        patch.setattr(txstream.state.folding, "_REFOLD_ROWS", refold_rows)
         driver = new_fold(SqlStateBolt(STATE, **REDUCERS))
         parts = []
         for task in range(tasks):

@@ -12,11 +12,11 @@ from support.kafka_topics import wait_until
 from support.states import Rig, word_table
 
 from txstream import DeadLetters, MemorySpout, OpaqueSpout, TransactionalTopologyBuilder
-from txstream.api.errors import ServiceUnavailableError, TopologyError
-from txstream.dead_letters import DeadLetter, SentLetter
-from txstream.engine.loop.letter_topic import LetterTopic, record_of
+from txstream.core.dead_letters import DeadLetter, SentLetter
+from txstream.core.errors import ServiceUnavailableError, TopologyError
+from txstream.core.transaction import Txid
+from txstream.engine.letters.topic import LetterTopic, record_of
 from txstream.state import open_database
-from txstream.transaction import Txid
 
 
 class Broker:

@@ -14,18 +14,18 @@ from support.inmemory import MemoryLog, MemorySource, Range
 from support.loops import DEADLINE_SECONDS, Run, World, failing_once, stop_when, wait, words
 
 from txstream.api.bolts import OutputCollector
-from txstream.api.errors import (
+from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.api.tuples import Tuple
+from txstream.core.coordinator import Phase
+from txstream.core.errors import (
     BatchFailedError,
     BoltError,
 )
-from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.api.tuples import Tuple
-from txstream.coordinator import Phase
+from txstream.core.fault_points import Point
+from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.embedded.process import wait_until
 from txstream.engine.loop.workers import Lane
-from txstream.fault_points import Point
 from txstream.testing.clock import ManualClock
-from txstream.transaction import TransactionAttempt, Txid
 from txstream.zookeeper import FAILING
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])

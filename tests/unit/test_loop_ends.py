@@ -12,7 +12,8 @@ from support.inmemory import MemoryCoordinator, MemoryLog, Range
 from support.lists import each
 from support.loops import Run, World, failing_once, wait, words
 
-from txstream.api.errors import (
+from txstream.api.spouts import OpaqueSpout, TransactionalSpout, Unavailable
+from txstream.core.errors import (
     BatchFailedError,
     BatchTimeoutError,
     BoltError,
@@ -24,14 +25,13 @@ from txstream.api.errors import (
     StaleAttemptError,
     StateValueError,
 )
-from txstream.api.spouts import OpaqueSpout, TransactionalSpout, Unavailable
+from txstream.core.fault_points import WRITE_POINTS, Point
+from txstream.core.transaction import Epoch, TransactionAttempt, Txid
+from txstream.core.waiting import BACKOFF, RunAbortedError
 from txstream.embedded.process import wait_until
-from txstream.engine.loop.retry_policy import TxidFailures, Verdict, judge
+from txstream.engine.letters.retry_policy import TxidFailures, Verdict, judge
 from txstream.engine.start.run_services import RunServices
-from txstream.fault_points import WRITE_POINTS, Point
 from txstream.settings import Settings
-from txstream.transaction import Epoch, TransactionAttempt, Txid
-from txstream.waiting import BACKOFF, RunAbortedError
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 

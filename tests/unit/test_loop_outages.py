@@ -12,19 +12,19 @@ import pytest
 from support.inmemory import MemoryLog
 from support.loops import DEADLINE_SECONDS, TOPOLOGY, Run, WatchedStates, World, failing_once, wait, words
 
-from txstream.api.errors import (
+from txstream.api.spouts import OpaqueSpout, TransactionalSpout, Unavailable
+from txstream.core.errors import (
     BatchFailedError,
     ServiceUnavailableError,
 )
-from txstream.api.spouts import OpaqueSpout, TransactionalSpout, Unavailable
+from txstream.core.failing_batch import Wait
+from txstream.core.fault_points import Point
+from txstream.core.transaction import TransactionAttempt, Txid
+from txstream.core.waiting import RunAbortedError
 from txstream.embedded.process import wait_until
-from txstream.failing_batch import Wait
-from txstream.fault_points import Point
 from txstream.state import AnswerLostError, Commit
 from txstream.state.store.memory import MemoryBackend
 from txstream.testing import ManualClock
-from txstream.transaction import TransactionAttempt, Txid
-from txstream.waiting import RunAbortedError
 from txstream.zookeeper import WAITING, LostAnswerError
 from txstream.zookeeper.paths import ROOT
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.lists import each
 
-from txstream.api.errors import StateValueError, UsageError
 from txstream.api.stable_hash import task_of
 from txstream.api.state import SqlState
+from txstream.core.errors import StateValueError, UsageError
 from txstream.engine.states.state_cells import Cells
 from txstream.engine.states.task_map_state import Ownership, TaskMapState
 

@@ -12,7 +12,6 @@ from support.lists import each
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, Committer
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.declarer import BoltDeclarer
-from txstream.api.errors import TopologyError
 from txstream.api.reducers import Sum
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
@@ -21,7 +20,8 @@ from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
 from txstream.cli.batch_stages import plan_batch, plan_document, plan_text
-from txstream.semantics import Semantics
+from txstream.core.errors import TopologyError
+from txstream.core.semantics import Semantics
 
 ACCOUNTS = SqlState("accounts", key="account string", value="balance bigint")
 FIELDS = "account string, branch int, amount bigint"

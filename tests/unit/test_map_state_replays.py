@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from support.map_state_types import check_types
 from support.state_bench import Bench
 
-from txstream.api.errors import StaleAttemptError
+from txstream.core.errors import StaleAttemptError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
 from txstream.engine.states.state_cache import StateCache
-from txstream.semantics import Semantics
-from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 
@@ -278,7 +278,7 @@ import pickle, sys
 from pathlib import Path
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.batch.state_tasks import TaskStates
-from txstream.transaction import TransactionAttempt
+from txstream.core.transaction import TransactionAttempt
 
 process = WorkerProcess(pickle.loads(Path(sys.argv[1]).read_bytes()))
 states = TaskStates(process.plan.bolt("keeper"), 0, TransactionAttempt(1, 1), process)

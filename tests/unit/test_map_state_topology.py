@@ -18,18 +18,18 @@ from support.map_states import BALANCES, FIELDS, Ledger, bank, check, committed,
 
 from txstream.api.bolts import BatchBolt, Committer
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import (
+from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
+from txstream.api.state import SqlState
+from txstream.api.topology import Topology
+from txstream.api.tuples import Tuple
+from txstream.core.errors import (
     BatchFailedError,
     BoltError,
     ServiceUnavailableError,
     StateValueError,
     UsageError,
 )
-from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
-from txstream.api.state import SqlState
-from txstream.api.topology import Topology
-from txstream.api.tuples import Tuple
-from txstream.fault_points import Point
+from txstream.core.fault_points import Point
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase, TopologyStates, open_database
 from txstream.testing import AttemptState, TopologyTest

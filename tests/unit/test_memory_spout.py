@@ -19,7 +19,9 @@ import pytest
 from support.inmemory import CONTEXT, attempt
 from support.lists import each
 
-from txstream.api.errors import (
+from txstream.api.spouts import OpaqueSpout, Unavailable
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import (
     BatchFailedError,
     CorruptStateError,
     DataLostError,
@@ -30,11 +32,9 @@ from txstream.api.errors import (
     TupleError,
     UsageError,
 )
-from txstream.api.spouts import OpaqueSpout, Unavailable
-from txstream.batch_metas import MetaCodec
 from txstream.spouts import memory
-from txstream.spouts.failure_markers import Crash, CrashError, Fail
 from txstream.spouts.memory import MemoryEmitter, MemoryRange, MemorySpout
+from txstream.spouts.memory.failure_markers import Crash, CrashError, Fail
 
 LINES = ["one", "two", None, "four", "five"]
 

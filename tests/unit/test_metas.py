@@ -12,10 +12,10 @@ from hypothesis import given, strategies as st
 from support.inmemory import Range
 from support.lists import each
 
-from txstream.api.errors import CorruptStateError, TopologyError
 from txstream.api.spouts import Unavailable
-from txstream.batch_metas import BatchMetas, MetaCodec, is_empty, to_json
-from txstream.transaction import AttemptId
+from txstream.core.batch_metas import BatchMetas, MetaCodec, is_empty, to_json
+from txstream.core.errors import CorruptStateError, TopologyError
+from txstream.core.transaction import AttemptId
 from txstream.zookeeper.znode_values import StoredBatch
 
 Offset = NewType("Offset", int)

@@ -30,12 +30,12 @@ from txstream import (
     Tuple,
 )
 from txstream.api.bolts import BasicBolt
-from txstream.api.errors import UsageError
-from txstream.dead_letters import DeadLetters
+from txstream.core.dead_letters import DeadLetters
+from txstream.core.errors import UsageError
+from txstream.core.transaction import TransactionAttempt, epoch_of
 from txstream.metrics.catalog import CATALOG
 from txstream.metrics.server import parse_address, served
 from txstream.spouts.memory import MemorySpout
-from txstream.transaction import TransactionAttempt, epoch_of
 from txstream.zookeeper import MemoryTree
 
 

@@ -13,9 +13,9 @@ from sqlalchemy.dialects import mysql
 from support.lists import each
 from support.states import word_table
 
-from txstream.api.errors import ServiceUnavailableError, StateTableError, StateValueError, UsageError
 from txstream.api.reducers import Put
-from txstream.semantics import Semantics
+from txstream.core.errors import ServiceUnavailableError, StateTableError, StateValueError, UsageError
+from txstream.core.semantics import Semantics
 from txstream.state import open_sql_database, place_of
 from txstream.state.sql.errors import Kind
 from txstream.state.sql.mysql import MySQLDialect

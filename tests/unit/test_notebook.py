@@ -14,11 +14,12 @@ import pytest
 from support.topologies import eight_components, word_count
 from support.tracked import Lines, Split
 
-from txstream import Settings, TopologyBuilder, UsageError, notebook, start
+from txstream import Settings, TopologyBuilder, UsageError, start
 from txstream.api.topology import Topology
+from txstream.drawing import notebook
+from txstream.drawing.notebook import html_table
 from txstream.embedded.process import wait_until
-from txstream.notebook import html_table
-from txstream.report import RunReport
+from txstream.engine.loop.report import RunReport
 
 REPORT = RunReport("words", "0", "opaque", 2, 3, 9, 7, 7000, 1, 0, 0, 2.0, True)
 HOSTILE = "a--><script>alert(1)<&script>\"'$x$"

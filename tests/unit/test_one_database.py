@@ -18,11 +18,12 @@ from support.one_database import two_tables
 from support.recovering import Site
 
 import txstream
-from txstream.api.errors import ServiceUnavailableError, StaleAttemptError, TopologyError
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
-from txstream.batch_metas import MetaCodec
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import ServiceUnavailableError, StaleAttemptError, TopologyError
+from txstream.core.transaction import AttemptId, Epoch, attempt_id
 from txstream.engine.commit.state_targets import state_targets
 from txstream.engine.start.recovery import prove_distinct
 from txstream.engine.start.takeover import take_up
@@ -42,7 +43,6 @@ from txstream.state import (
 from txstream.state.sql import urls
 from txstream.state.store.memory import forget
 from txstream.testing import TopologyTest
-from txstream.transaction import AttemptId, Epoch, attempt_id
 from txstream.zookeeper import MemoryProgress, MemoryTree
 
 

@@ -15,15 +15,15 @@ from support.lists import each
 from support.loops import DEADLINE_SECONDS, TOPOLOGY, Run, World, wait, words
 
 import txstream.engine.loop.operator_requests
-from txstream.api.errors import CorruptStateError, FencedError, ServiceUnavailableError
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.batch_metas import MetaCodec
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import CorruptStateError, FencedError, ServiceUnavailableError
+from txstream.core.placement import Assignment
+from txstream.core.transaction import Epoch, TransactionAttempt
+from txstream.core.waiting import RunAbortedError, WaitStoppedError
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.loop.operator_requests import ASSIGNMENT_SECONDS
-from txstream.placement import Assignment
-from txstream.transaction import Epoch, TransactionAttempt
-from txstream.waiting import RunAbortedError, WaitStoppedError
 from txstream.zookeeper import (
     ASSIGNMENT,
     EDGES,

@@ -11,13 +11,13 @@ from support.lists import each
 from support.loops import Run, World, failing_once
 
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import BatchFailedError, TopologyError
 from txstream.api.spouts import OpaqueSpout
+from txstream.core.errors import BatchFailedError, TopologyError
+from txstream.core.transaction import Txid
 from txstream.engine.loop.pace import FLOOR_RECORDS, Pace
 from txstream.engine.loop.workers import MonotonicClock
 from txstream.spouts.memory import MemorySpout
 from txstream.testing.clock import ManualClock
-from txstream.transaction import Txid
 
 
 @dataclass

@@ -146,7 +146,7 @@ def test_a_bolt_that_asks_for_a_replay_gets_one() -> None:
 def test_a_reduce_bolt_is_reduced_in_python(bolt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     state = SqlState("t", key="k string", value="n bigint")
     topology = one_bolt("k string, n bigint", [("a", 1), ("a", 1), ("b", 2)], state, bolt)
-    monkeypatch.setattr("txstream.folding.Fold.add", None)  # the product's fold is not called
+    monkeypatch.setattr("txstream.state.folding.Fold.add", None)  # the product's fold is not called
     assert folded(topology)["t"] == {("a",): (2,), ("b",): (1,)}
 
 

@@ -13,14 +13,14 @@ from support.lists import each
 from support.topologies import CommitCount
 
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import TopologyError
 from txstream.api.reducers import Count, Last, Max, Min, Reducer, Sum, custom
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
-from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.bolts.aggregate import CountBolt, ReduceBolt
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.errors import TopologyError
 from txstream.engine.batch.execution_plan import Edge, ExecutionPlan, compile_topology
 from txstream.engine.batch.layout import lay_out, max_width
 from txstream.engine.batch.sizing import RecordCost, batch_width, resident_tasks, work_order

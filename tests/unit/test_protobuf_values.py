@@ -24,15 +24,15 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, strategies as st
 from support.lists import each
 
-from txstream.api.errors import SchemaError, UsageError
 from txstream.api.schema import format_schema
 from txstream.api.spouts import SpoutContext
-from txstream.spouts.json_values import BadValueError
+from txstream.core.errors import SchemaError, UsageError
+from txstream.spouts.formats.json_values import BadValueError
+from txstream.spouts.formats.protobuf_schema import message_type
+from txstream.spouts.formats.protobuf_values import ProtobufDecoder
+from txstream.spouts.formats.schema_registry import RegisteredSchema, UnresolvableError
 from txstream.spouts.kafka import KafkaSource
-from txstream.spouts.kafka_columns import readers
-from txstream.spouts.protobuf_schema import message_type
-from txstream.spouts.protobuf_values import ProtobufDecoder
-from txstream.spouts.schema_registry import RegisteredSchema, UnresolvableError
+from txstream.spouts.kafka.columns import readers
 
 F = descriptor_pb2.FieldDescriptorProto
 NO_SCALARS = {"TYPE_GROUP", "TYPE_MESSAGE", "TYPE_ENUM"}

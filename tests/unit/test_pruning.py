@@ -13,11 +13,11 @@ from support.lists import each
 from support.states import Rig
 from support.tables import is_sql, store_at
 
-from txstream.api.errors import ServiceUnavailableError, UsageError
 from txstream.cli.main import main
+from txstream.core.errors import ServiceUnavailableError, UsageError
+from txstream.core.ledger_retention import Keep
 from txstream.engine.loop import ledger_pruning as pruning
 from txstream.engine.loop.ledger_pruning import LedgerPruner
-from txstream.ledger_retention import Keep
 from txstream.settings import Settings
 from txstream.state.sql import framework_tables as framework
 from txstream.state.store import layout

@@ -10,8 +10,8 @@ import pytest
 from support.inmemory import CONTEXT, attempt
 from support.lists import each
 
-from txstream.api.errors import DataLostError, TopologyError
-from txstream.batch_metas import MetaCodec
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import DataLostError, TopologyError
 from txstream.spouts import rate
 from txstream.spouts.rate import RateRange, RateSpout
 

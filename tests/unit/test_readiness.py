@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError
+from txstream.core.waiting import RunAbortedError
 from txstream.engine.start import warm_standby as readiness
 from txstream.engine.start.warm_standby import Readiness
-from txstream.waiting import RunAbortedError
 
 DEADLINE_SECONDS = 60.0
 

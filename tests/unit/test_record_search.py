@@ -19,16 +19,16 @@ from txstream import (
     TransactionalTopologyBuilder,
     Tuple,
 )
-from txstream.api.errors import TxstreamError
 from txstream.api.spouts import SpoutContext
-from txstream.batch_metas import BatchMetas, MetaCodec
-from txstream.dead_letters import Excluded
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.dead_letters import Excluded
+from txstream.core.errors import TxstreamError
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch import record_search
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.record_search import search_shares
 from txstream.engine.local_runner import InProcessRunner
 from txstream.spouts.memory import MemoryRange
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 ATTEMPT = TransactionAttempt(Txid(3), AttemptId(7))
 

@@ -16,7 +16,8 @@ from support.recovering import LINES, TRUTH, Site, topology_over
 from support.tables import read_counts
 
 from txstream import DeadLetters
-from txstream.api.errors import (
+from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, SourceSpout, TransactionalSpout
+from txstream.core.errors import (
     CorruptStateError,
     FencedError,
     ProgressMismatchError,
@@ -24,8 +25,8 @@ from txstream.api.errors import (
     StaleAttemptError,
     UsageError,
 )
-from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, SourceSpout, TransactionalSpout
-from txstream.fault_points import Point
+from txstream.core.fault_points import Point
+from txstream.core.transaction import Epoch, TransactionAttempt, Txid, attempt_id, epoch_of
 from txstream.inspect.databases import with_states_of
 from txstream.inspect.records import Severity
 from txstream.inspect.recover_from_ledgers import identity_from, recover_in
@@ -33,7 +34,6 @@ from txstream.inspect.snapshot import DatabasePart, Depth, take
 from txstream.settings import Settings
 from txstream.state import Commit, StateDatabase, TableSpec
 from txstream.testing import CrashError
-from txstream.transaction import Epoch, TransactionAttempt, Txid, attempt_id, epoch_of
 from txstream.zookeeper import MemoryProgress
 
 SEMANTICS = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from support.inmemory import Range
 
-from txstream.api.errors import CorruptStateError, FencedError, ProgressMismatchError
-from txstream.batch_metas import BatchMetas, MetaCodec
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.errors import CorruptStateError, FencedError, ProgressMismatchError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, Epoch, Txid, attempt_id
 from txstream.engine.start.recovery import (
     AdoptPlan,
     AdvanceFirst,
@@ -22,9 +24,7 @@ from txstream.engine.start.recovery import (
     recover,
     take_over,
 )
-from txstream.semantics import Semantics
 from txstream.state import BatchRecord, FenceLockedError, FenceRow
-from txstream.transaction import AttemptId, Epoch, Txid, attempt_id
 from txstream.zookeeper import FORMAT, Identity, MemoryProgress, MemoryTree, Progress, StoredBatch
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pytest
 from support.lists import each
 
-from txstream.api.errors import TopologyError
 from txstream.api.reducers import Count, Custom, Last, Max, Min, Put, Reducer, Sum, custom
+from txstream.core.errors import TopologyError
 
 NUMBERS = [pa.int8(), pa.int64(), pa.uint32(), pa.float32(), pa.float64(), pa.decimal128(9, 2)]
 TIMES = [pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC")]

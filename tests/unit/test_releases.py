@@ -18,7 +18,7 @@ from support.release_topologies import METAS, ORDERS, POISON, SCHEMA, SEMANTICS,
 import public_api
 from release_fixture import RELEASES
 from tracked_wheel import ROOT
-from txstream.batch_metas import BatchMetas, MetaCodec
+from txstream.core.batch_metas import BatchMetas, MetaCodec
 from txstream.inspect.plain_metas import PlainCodec
 from txstream.spouts.memory import MemorySpout
 from txstream.state import open_sql_database

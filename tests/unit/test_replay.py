@@ -14,13 +14,13 @@ from support.replays import Changed, Summary, Words, run, topology
 
 from txstream import inspect
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import DataLostError, UsageError
 from txstream.api.reducers import Count, Max, Sum
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.errors import DataLostError, UsageError
 from txstream.examples.accounts import graph
 from txstream.inspect.dry_runs import DryRuns, dry_runs
 from txstream.inspect.replaying import combined

@@ -27,20 +27,20 @@ from txstream import (
     TransactionalTopologyBuilder,
     Tuple,
 )
-from txstream.api.errors import CorruptStateError, DecodeError, ServiceUnavailableError
-from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.cli import operate
 from txstream.cli.main import main
-from txstream.dead_letters import DeadLetter, LetterKey
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.dead_letters import DeadLetter, LetterKey
+from txstream.core.errors import CorruptStateError, DecodeError, ServiceUnavailableError
+from txstream.core.fault_points import Point
+from txstream.core.transaction import Txid
 from txstream.engine.batch.messages import WorkOrder
-from txstream.fault_points import Point
 from txstream.inspect import replay as run_again, why
 from txstream.settings import Settings
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.memory import MemoryRange
 from txstream.state import TopologyStates, open_database
 from txstream.testing import TopologyTest
-from txstream.transaction import Txid
 from txstream.zookeeper import Kind
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
@@ -286,7 +286,7 @@ def test_a_retry_that_only_one_database_has_is_made_again(
 def test_large_ones_are_retried_in_several_batches(
     make: Any, spout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txstream.engine.loop.retries.MOST_BYTES", 40)
+    monkeypatch.setattr("txstream.engine.letters.retries.MOST_BYTES", 40)
     rig = make(spout)
     Parse.bad = set()
     rig.retry()

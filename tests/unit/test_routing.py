@@ -14,8 +14,8 @@ from hypothesis import given, strategies as st
 from support.lists import each
 from support.routes import CUTS, KEYED, TEXTS, UNTIMED, opened, pieces, sent, words
 
-from txstream.api.errors import ShortBatchError, TupleError
 from txstream.api.groupings import Grouping, GroupingKind
+from txstream.core.errors import ShortBatchError, TupleError
 from txstream.engine.batch import routing
 from txstream.engine.batch.routing import Router, open_local_router, open_router
 

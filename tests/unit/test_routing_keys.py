@@ -29,9 +29,9 @@ from support.routes import (
     words,
 )
 
-from txstream.api.errors import TupleError
 from txstream.api.groupings import GroupingKind
 from txstream.api.stable_hash import task_of, tasks_of_partial_key
+from txstream.core.errors import TupleError
 from txstream.engine.batch import routing
 from txstream.engine.batch.routing import open_router
 

@@ -7,7 +7,7 @@ from support.bolts import word_count
 from support.inmemory import MemoryLog
 from support.lists import each
 
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
 from txstream.engine.loop.slots import Slots, check_scale, fitting_scale
 
 COMPONENTS = {"lines": (2, 2), "split": (1, 4), "count": (2, 3)}

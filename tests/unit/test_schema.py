@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 from support.lists import each
 
-from txstream.api.errors import SchemaError, TopologyError
 from txstream.api.schema import format_schema, format_type, parse_schema
+from txstream.core.errors import SchemaError, TopologyError
 
 
 @each(

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from support.lists import each
 
-from txstream.api.errors import TxidRegressionError
 from txstream.api.reducers import Max, Min, Reducer, Sum
-from txstream.semantics import OpaqueValue, Semantics, TransactionalValue, legal_state_semantics
-from txstream.transaction import Txid
+from txstream.core.errors import TxidRegressionError
+from txstream.core.semantics import OpaqueValue, Semantics, TransactionalValue, legal_state_semantics
+from txstream.core.transaction import Txid
 
 
 def add(a: int, b: int) -> int:

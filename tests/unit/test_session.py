@@ -12,13 +12,13 @@ from support.lists import each
 
 from txstream.api.bolts import BasicBolt, Bolt, DataFrameBolt, OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import ServiceUnavailableError, TopologyError
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.errors import ServiceUnavailableError, TopologyError
 from txstream.engine.spark import session
 from txstream.engine.spark.session import JAVA_OPTIONS, QUICK_JAVA, worker_settings
 from txstream.engine.start.run_services import RunServices

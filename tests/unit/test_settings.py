@@ -8,7 +8,7 @@ import pytest
 from support.lists import each
 
 from txstream import embedded
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
 from txstream.settings import SETTINGS_FILE, Settings
 
 NAMES = ("zookeeper", "kafka", "database", "master", "schema_registry", "schema_registry_ca")

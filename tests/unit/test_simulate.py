@@ -13,7 +13,7 @@ from support import simulated
 from support.simulated import LINES, counts
 
 from txstream import DataFrameBolt, TransactionalTopologyBuilder
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
 from txstream.examples import accounts, word_count
 from txstream.simulation.chances import Chances, Played, Step, Written
 from txstream.simulation.program import Program

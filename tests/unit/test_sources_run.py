@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from support.source_runs import SourceRun, Store, counting
 
-from txstream.api.errors import DataLostError
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
+from txstream.core.errors import DataLostError
 from txstream.examples import batch_spout
-from txstream.spouts.failure_markers import Crash, CrashError, Fail
 from txstream.spouts.files import FileSpout
 from txstream.spouts.memory import MemorySpout
+from txstream.spouts.memory.failure_markers import Crash, CrashError, Fail
 from txstream.spouts.rate import RateSpout
 
 EXACT = pytest.mark.parametrize("semantics", [OpaqueSpout, TransactionalSpout])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.inmemory import attempt
 from support.lists import each
 
-from txstream.api.errors import (
+from txstream.core.errors import (
     BatchFailedError,
     BoltError,
     PartitionUnavailableError,

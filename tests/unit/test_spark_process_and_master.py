@@ -16,7 +16,7 @@ from support.bolts import word_count
 from support.inmemory import MemoryLog
 from support.lists import each
 
-from txstream.api.errors import BoltError, ServiceUnavailableError, SparkLostError, UsageError
+from txstream.core.errors import BoltError, ServiceUnavailableError, SparkLostError, UsageError
 from txstream.engine.spark import master as masters
 from txstream.engine.spark.java_process import SparkProcess
 from txstream.engine.spark.log import reason_in

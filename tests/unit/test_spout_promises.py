@@ -18,14 +18,14 @@ import pytest
 
 from txstream.api.batch_spouts import BATCH_PARTITION, BatchSpout
 from txstream.api.bolts import OutputCollector
-from txstream.api.errors import BatchFailedError, DataLostError, PartitionUnavailableError
 from txstream.api.spouts import SpoutContext
-from txstream.spouts.failure_markers import Fail
+from txstream.core.errors import BatchFailedError, DataLostError, PartitionUnavailableError
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.spouts.files import FileSpout
 from txstream.spouts.memory import MemoryRange, MemorySpout
+from txstream.spouts.memory.failure_markers import Fail
 from txstream.spouts.rate import RateSpout
 from txstream.testing.spout import Row, Rows, SpoutHarness, check_spout
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 LOST = {"lost-rows-are-told", "a-lost-place-is-told"}
 OUTAGES = {

@@ -16,8 +16,9 @@ from support.inmemory import MemoryLog, MemorySource
 from support.line_source import LineCoordinator, LineEmitter, LineHarness, LineRange, LineSource
 from support.wrong_spouts import WRONG
 
-from txstream.api.errors import PartitionUnavailableError, UsageError
 from txstream.api.spouts import SpoutContext, Unavailable
+from txstream.core.errors import PartitionUnavailableError, UsageError
+from txstream.core.transaction import TransactionAttempt
 from txstream.testing.spout import (
     Row,
     Rows,
@@ -27,7 +28,6 @@ from txstream.testing.spout import (
     spout_checks,
     trial,
 )
-from txstream.transaction import TransactionAttempt
 
 pytestmark = pytest.mark.soak
 

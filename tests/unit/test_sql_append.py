@@ -13,16 +13,16 @@ from support.lists import each
 from support.states import Rig, attempt
 from support.tables import read_rows
 
-from txstream.api.errors import (
+from txstream.api.reducers import Put
+from txstream.api.state import OnConflict, SqlState, SqlTable
+from txstream.core.errors import (
     StaleAttemptError,
     StateTableError,
     StateValueError,
     TopologyError,
     TxidRegressionError,
 )
-from txstream.api.reducers import Put
-from txstream.api.state import OnConflict, SqlState, SqlTable
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
 from txstream.state import StateDatabase, TableSpec
 
 FENCED = [Semantics.OPAQUE, Semantics.TRANSACTIONAL]

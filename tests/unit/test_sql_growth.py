@@ -17,13 +17,13 @@ from support.states import CrashError, Rig, word_table
 from support.stepwise import crash_before
 from support.tables import execute, read_rows
 
-from txstream.api.errors import StateTableError
 from txstream.api.reducers import Count, Max, Sum
 from txstream.api.state import SqlState
-from txstream.semantics import Semantics
+from txstream.core.errors import StateTableError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid, attempt_id
 from txstream.state import StateDatabase, TableSpec
 from txstream.state.sql import tables as growth
-from txstream.transaction import Txid, attempt_id
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from support.held_locks import PATIENCE_SECONDS, Held, another, tasks
 from support.states import Rig, attempt, word_table
 
-from txstream.api.errors import StaleAttemptError
-from txstream.semantics import Semantics
+from txstream.core.errors import StaleAttemptError
+from txstream.core.semantics import Semantics
 from txstream.state import FenceLockedError, StateBackend
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL

@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 from support.states import Rig, word_table
 
-from txstream.api.errors import StateTableError, StateValueError
-from txstream.semantics import Semantics
+from txstream.core.errors import StateTableError, StateValueError
+from txstream.core.semantics import Semantics
 from txstream.state import StateDatabase
 
 

@@ -16,7 +16,8 @@ from support.lists import each
 from support.states import Rig, attempt, word_table
 from support.tables import execute, read_rows, table_exists
 
-from txstream.api.errors import (
+from txstream.api.reducers import Count, Max, Min
+from txstream.core.errors import (
     CorruptStateError,
     IdentityMismatchError,
     ProgressMismatchError,
@@ -27,10 +28,9 @@ from txstream.api.errors import (
     TxidRegressionError,
     TxstreamError,
 )
-from txstream.api.reducers import Count, Max, Min
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import attempt_id
 from txstream.state import StateDatabase, open_database
-from txstream.transaction import attempt_id
 
 LARGEST = 2**63 - 1
 LATE = pa.array([10_000_000], pa.date32())

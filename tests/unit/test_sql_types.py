@@ -18,14 +18,14 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from support.kinds import KINDS, Kind
 from support.states import Rig, word_table
 
-from txstream.api.errors import StateTableError, StateValueError
 from txstream.api.reducers import Count, Last, Max, Min, Put, Reducer, Sum, custom
-from txstream.semantics import Semantics
+from txstream.core.errors import StateTableError, StateValueError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid
 from txstream.state import StateBackend, open_database
 from txstream.state.store.memory import forget
 from txstream.testing.state.column_types import scaled
 from txstream.testing.state.life import by_key, to_table
-from txstream.transaction import Txid
 
 NUMERIC = [kind for kind in KINDS if pa.types.is_integer(kind.arrow) or pa.types.is_decimal(kind.arrow)]
 _NUMBERS = st.one_of(st.none(), st.integers(-100, 100))

@@ -13,7 +13,14 @@ from support.inmemory import MemoryLog, MemorySource, Range
 from support.recovering import empty_database
 
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import (
+from txstream.api.reducers import Count, Sum
+from txstream.api.spouts import OpaqueSpout
+from txstream.api.state import SqlState
+from txstream.api.topology import Topology
+from txstream.bolts.sql import SqlStateBolt
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.coordinator import Plan
+from txstream.core.errors import (
     CorruptStateError,
     IdentityMismatchError,
     ProgressMismatchError,
@@ -21,19 +28,12 @@ from txstream.api.errors import (
     StaleAttemptError,
     StateTableError,
 )
-from txstream.api.reducers import Count, Sum
-from txstream.api.spouts import OpaqueSpout
-from txstream.api.state import SqlState
-from txstream.api.topology import Topology
-from txstream.batch_metas import BatchMetas, MetaCodec
-from txstream.bolts.sql import SqlStateBolt
-from txstream.coordinator import Plan
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Epoch, TransactionAttempt, Txid, attempt_id
 from txstream.engine.commit.state_targets import state_targets
 from txstream.engine.start.takeover import Takeover, take_up
-from txstream.semantics import Semantics
 from txstream.state import Commit, StateBackend, TableSpec, TopologyStates, fence_rules, open_database
 from txstream.state.store.memory import forget
-from txstream.transaction import Epoch, TransactionAttempt, Txid, attempt_id
 from txstream.zookeeper import MemoryProgress, MemoryTree
 
 SOURCE = MemorySource(MemoryLog({}), "word string, x bigint")

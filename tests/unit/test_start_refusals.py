@@ -14,7 +14,10 @@ from support.inmemory import MemoryLog
 from support.loops import Run, World
 from support.upgrading import ROWS, counts, storing
 
-from txstream.api.errors import (
+from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.cli.context import Cli
+from txstream.cli.run import shown_progress
+from txstream.core.errors import (
     CorruptStateError,
     IdentityMismatchError,
     ProgressMismatchError,
@@ -22,17 +25,14 @@ from txstream.api.errors import (
     ServiceUnavailableError,
     StateTableError,
 )
-from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.cli.context import Cli
-from txstream.cli.run import shown_progress
+from txstream.core.waiting import RunAbortedError
+from txstream.engine.loop.report import RunProgress
 from txstream.engine.start import run_services as module
 from txstream.engine.start.run_services import RunServices
-from txstream.report import RunProgress
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import TopologyTest
 from txstream.testing.services import MemoryServices
-from txstream.waiting import RunAbortedError
 
 
 class Engine:

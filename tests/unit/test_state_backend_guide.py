@@ -20,7 +20,7 @@ from support.committing import BATCHES, check_tables, committing, word_source
 from support.guide import DOCS, load, python_of
 from support.states import Rig
 
-from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.state import open_database, place_of, registry
 from txstream.testing import (
     Point,

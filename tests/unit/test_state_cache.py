@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from support.lists import each
 
+from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
 from txstream.engine.states.state_cache import StateCache
-from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
 MINE = TransactionAttempt(Txid(7), attempt_id(2, 1))
 

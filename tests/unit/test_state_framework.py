@@ -24,10 +24,10 @@ from support.tables import execute, read_rows, table_exists
 
 import txstream
 from tracked_wheel import packaged_files
-from txstream.api.errors import CorruptStateError, SchemaRevisionError
+from txstream.core.errors import CorruptStateError, SchemaRevisionError
+from txstream.core.transaction import attempt_id
 from txstream.state import StateDatabase, open_database, open_sql_database
 from txstream.state.sql import framework_tables as framework, framework_tables as revisions
-from txstream.transaction import attempt_id
 
 IMPORTS = """
 import sys
@@ -38,7 +38,7 @@ print([name for name in ("alembic", "psycopg", "pyspark", "kafka", "kazoo") if n
 CHECK = """
 import sys
 from txstream.state import open_database, open_sql_database
-from txstream.api.errors import TxstreamError
+from txstream.core.errors import TxstreamError
 import txstream
 print(txstream.__file__)
 for work in ("ensure_framework_tables", "upgrade"):

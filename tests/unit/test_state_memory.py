@@ -10,10 +10,10 @@ import pytest
 from support.states import Rig, word_table
 from unit.test_pruning import TestLedger as TestLedger
 
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
+from txstream.core.transaction import attempt_id
 from txstream.state import FenceLockedError, MemoryBackend, open_database, place_of
 from txstream.state.store.memory import forget
-from txstream.transaction import attempt_id
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from support.lists import each
 from support.map_states import FIELDS, bank, check, movements
 
 import txstream
-from txstream.api.errors import ServiceUnavailableError, TopologyError, UsageError
 from txstream.api.reducers import Sum
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.errors import ServiceUnavailableError, TopologyError, UsageError
 from txstream.engine.commit.state_targets import state_targets
 from txstream.engine.start import run_services as services
 from txstream.settings import Settings

@@ -17,16 +17,16 @@ import sqlalchemy as sa
 from support.lists import each
 from support.states import Rig, word_table
 
-from txstream.api.errors import (
+from txstream.core.errors import (
     CorruptStateError,
     ServiceUnavailableError,
     StateTableError,
     UsageError,
 )
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import attempt_id
 from txstream.state import AnswerLostError, BatchRecord, FenceLockedError, StateDatabase, open_database
 from txstream.state.sql import sqlite
-from txstream.transaction import attempt_id
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from support.wrong_states import WRONG
 import txstream
 from guards import GUARDS
 from guards.patch import Patch, in_force
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
 from txstream.state import MemoryBackend, StateBackend
 from txstream.state.store.memory import forget
 from txstream.testing import StateConformanceError, check_state_backend, state_checks

@@ -13,8 +13,8 @@ from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.spouts import TransactionalSpout
 from txstream.api.topology import Phase, Topology
 from txstream.api.tuples import Tuple
+from txstream.core.fault_points import Point
 from txstream.engine.batch.recorded_calls import CallKind
-from txstream.fault_points import Point
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import AttemptState, TopologyTest
 

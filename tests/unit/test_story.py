@@ -15,18 +15,18 @@ from support.lists import each
 from support.loops import DEADLINE_SECONDS, Run, World
 
 import txstream.engine.run
-from txstream.api.errors import BatchFailedError, BoltError, CoordinatorError
 from txstream.cli import run as run_module
 from txstream.cli.main import main
-from txstream.coordinator import Coordinator, Phase, Plan
+from txstream.core.coordinator import Coordinator, Phase, Plan
+from txstream.core.errors import BatchFailedError, BoltError, CoordinatorError
+from txstream.core.story import LONGEST_STORY, Story
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.core.waiting import RunAbortedError
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.run import start
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.examples.word_count import topology as word_count
 from txstream.settings import Settings
-from txstream.story import LONGEST_STORY, Story
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
-from txstream.waiting import RunAbortedError
 
 
 def told(coordinator: Coordinator[Any], txid: int | None = None) -> list[str]:

@@ -8,7 +8,7 @@ import weakref
 from support.lists import each
 
 from txstream.api.state import SqlState
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
 from txstream.state.sql.tables import build_table
 from txstream.state.sql.urls import dialect_of
 

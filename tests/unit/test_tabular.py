@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from support.lists import each
 
-from txstream.api.errors import ServiceUnavailableError, UsageError
 from txstream.cli.context import Cli
 from txstream.cli.main import main
 from txstream.cli.status import _watch, status
+from txstream.core.errors import ServiceUnavailableError, UsageError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid
+from txstream.engine.loop.report import BatchTiming, RunReport
 from txstream.inspect import (
     Batch,
     Batches,
@@ -25,9 +28,6 @@ from txstream.inspect import (
     Why,
     WhyPart,
 )
-from txstream.report import BatchTiming, RunReport
-from txstream.semantics import Semantics
-from txstream.transaction import Txid
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -21,7 +21,13 @@ from txstream.api.bolts import (
     OutputFieldsDeclarer,
     WorkerContext,
 )
-from txstream.api.errors import (
+from txstream.api.functions import bolt
+from txstream.api.reducers import Count, Max, Sum
+from txstream.api.state import SqlState
+from txstream.api.tuples import Chunk, Tuple
+from txstream.bolts.aggregate import CountBolt
+from txstream.bolts.sql import SqlStateBolt
+from txstream.core.errors import (
     BatchFailedError,
     BoltError,
     SchemaError,
@@ -30,14 +36,8 @@ from txstream.api.errors import (
     TupleError,
     UsageError,
 )
-from txstream.api.functions import bolt
-from txstream.api.reducers import Count, Max, Sum
-from txstream.api.state import SqlState
-from txstream.api.tuples import Chunk, Tuple
-from txstream.bolts.aggregate import CountBolt
-from txstream.bolts.sql import SqlStateBolt
+from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
 from txstream.testing import run_bolt
-from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
 # --- every kind of bolt ------------------------------------------------------------------------------------
 

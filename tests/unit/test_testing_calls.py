@@ -19,8 +19,8 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Phase
 from txstream.api.tuples import Chunk, Tuple
-from txstream.batch_metas import BatchMetas
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.batch_metas import BatchMetas
 from txstream.engine.batch.recorded_calls import Call, CallKind, recorded
 from txstream.engine.local_runner import InProcessRunner
 from txstream.testing.attempts import CallFile, CallList

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.lists import each
 
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
 from txstream.testing import ManualClock
 
 

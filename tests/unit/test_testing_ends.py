@@ -14,7 +14,10 @@ from support.word_topologies import Total, word_topology
 
 from txstream.api.bolts import BasicBolt, OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import (
+from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, SpoutContext, TransactionalSpout
+from txstream.api.topology import Topology
+from txstream.api.tuples import Tuple
+from txstream.core.errors import (
     BatchFailedError,
     BatchTimeoutError,
     BoltError,
@@ -23,13 +26,10 @@ from txstream.api.errors import (
     PartitionUnavailableError,
     UsageError,
 )
-from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, SpoutContext, TransactionalSpout
-from txstream.api.topology import Topology
-from txstream.api.tuples import Tuple
-from txstream.fault_points import Point
+from txstream.core.fault_points import Point
+from txstream.core.transaction import sequence_of
 from txstream.spouts.memory import MemoryCoordinator, MemoryRange, MemorySpout
 from txstream.testing import Crash, CrashError, Fail, ManualClock, NotReachedError, TopologyTest
-from txstream.transaction import sequence_of
 
 LINES = ["a b", "b", "c", "a", "d d", "a"]
 ALL_WORDS = {"a": 3, "b": 2, "c": 1, "d": 2}

@@ -10,12 +10,12 @@ from support.word_topologies import word_topology
 
 from txstream.api.bolts import BasicBolt, BatchBolt, OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import BatchTimeoutError, BoltError, TopologyError, UsageError
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
-from txstream.coordinator import Phase
-from txstream.fault_points import WRITE_POINTS, Point
+from txstream.core.coordinator import Phase
+from txstream.core.errors import BatchTimeoutError, BoltError, TopologyError, UsageError
+from txstream.core.fault_points import WRITE_POINTS, Point
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import Attempt, AttemptState, NotReachedError, TopologyTest
 

@@ -19,7 +19,6 @@ from txstream.api.bolts import (
     TransactionalBolt,
 )
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import SchemaError, TopologyError
 from txstream.api.groupings import GroupingKind
 from txstream.api.reducers import Count
 from txstream.api.schema import format_schema
@@ -29,7 +28,8 @@ from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
-from txstream.semantics import Semantics
+from txstream.core.errors import SchemaError, TopologyError
+from txstream.core.semantics import Semantics
 
 SOURCE = MemorySource(MemoryLog({}))
 

@@ -19,9 +19,9 @@ from support.bolts import Split
 from support.measured import LINES, MeasuredRun, counting
 
 from txstream import BatchFailedError, OutputCollector, Tuple
+from txstream.core.transaction import epoch_of
+from txstream.engine.tracing import BatchSpans, tracing_watcher
 from txstream.spouts.memory import MemorySpout
-from txstream.tracing import BatchSpans, tracing_watcher
-from txstream.transaction import epoch_of
 
 
 class FailsOnce(Split):

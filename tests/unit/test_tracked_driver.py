@@ -13,16 +13,16 @@ from support.tracked import Lines, Split, words
 
 from txstream import RichBolt, SpoutCollector, SpoutContext, TopologyBuilder, Tuple
 from txstream.api.bolts import Bolt
-from txstream.api.errors import BoltError
 from txstream.api.tracked_builder import TrackedTopology
 from txstream.cli.run import describe
+from txstream.core.errors import BoltError
 from txstream.engine.commit.state_targets import state_targets
+from txstream.engine.loop.report import RunReport
 from txstream.engine.loop.workers import ThreadWorkers
 from txstream.engine.start.driver import Driver
 from txstream.engine.tracked import turns as module
 from txstream.engine.tracked.report import TrackedReport
 from txstream.engine.tracked.tier import TrackedTier
-from txstream.report import RunReport
 from txstream.state import MemoryBackend, StateBackend
 from txstream.testing import InProcessRunner, TrackedTest
 from txstream.testing.services import MemoryServices

@@ -18,12 +18,12 @@ from txstream import (
     TopologyBuilder,
     Tuple,
 )
-from txstream.api.errors import BoltError, UsageError
 from txstream.api.spouts import SpoutContext
+from txstream.core.errors import BoltError, UsageError
+from txstream.core.transaction import Epoch
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.tracked.loop import TrackedLoop
 from txstream.testing import InProcessRunner, ManualClock, TrackedTest
-from txstream.transaction import Epoch
 
 
 @pytest.mark.parametrize("component", ["split", "upper"])

@@ -21,11 +21,11 @@ from txstream import (
     TopologyBuilder,
     Tuple,
 )
-from txstream.api.errors import BoltError, TupleError
+from txstream.core.errors import BoltError, TupleError
+from txstream.core.waiting import Waiting
 from txstream.engine.loop.operator_changes import Steering
 from txstream.engine.tracked.turns import Turns
 from txstream.testing import ManualClock, TopologyTest, TrackedTest
-from txstream.waiting import Waiting
 
 
 @each("split", [Split(), RichSplit()])

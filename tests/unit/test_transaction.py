@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.lists import each
 
-from txstream.transaction import (
+from txstream.core.transaction import (
     AttemptId,
     AttemptSequence,
     Epoch,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from txstream.api.errors import TupleError
 from txstream.api.tuples import Chunk, Tuple
+from txstream.core.errors import TupleError
 
 
 def chunk() -> Chunk:

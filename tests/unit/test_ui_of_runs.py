@@ -14,10 +14,11 @@ from support.measured import MeasuredRun, counting
 from support.memory_zookeeper import MemoryZooKeeper
 from support.ui_site import Served
 
-from txstream import BasicBolt, MemorySpout, OutputCollector, Tuple, waiting
+from txstream import BasicBolt, MemorySpout, OutputCollector, Tuple
+from txstream.core import waiting
+from txstream.core.waiting import RunAbortedError
 from txstream.inspect import standing
 from txstream.inspect.source import SourceNow
-from txstream.waiting import RunAbortedError
 from txstream.zookeeper import ROOT, Paths
 from txstream.zookeeper.candidates import candidate_data
 

@@ -21,19 +21,19 @@ from support.states import Rig
 from support.ui_site import AWAY, TXIDS, Served, filled
 from support.zookeeper_backends import CODEC, metas
 
-from txstream.api.errors import ServiceUnavailableError
 from txstream.cli import failures_shown, status
 from txstream.cli.main import main
 from txstream.cli.ui import metrics_of
 from txstream.compare import kept
-from txstream.failing_batch import FailingBatch, Wait
+from txstream.core.errors import ServiceUnavailableError
+from txstream.core.failing_batch import FailingBatch, Wait
+from txstream.core.placement import Assignment, EdgeTuples, TaskPlace
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Epoch, Txid, attempt_id
 from txstream.inspect import Batch, LedgerEntry, MissingDatabase, databases, overview, standing
 from txstream.inspect.source import SourceNow
-from txstream.placement import Assignment, EdgeTuples, TaskPlace
-from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import StateDatabase
-from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.ui import site as site_module, views
 from txstream.ui.timeline import seconds_of
 from txstream.zookeeper import (

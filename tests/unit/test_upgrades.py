@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from support.old_revisions import OLDER, at_revision, old_database
 from support.upgrading import COUNTS, ROWS, SPOUTS, counts, storing
 
-from txstream.api.errors import SchemaRevisionError
-from txstream.fault_points import Point
+from txstream.core.errors import SchemaRevisionError
+from txstream.core.fault_points import Point
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase
 from txstream.state.sql.sessions import Sessions

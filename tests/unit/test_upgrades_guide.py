@@ -8,8 +8,8 @@ from pathlib import Path
 from support.guide import DOCS, load
 from support.lists import each
 
+from txstream.core.ledger_retention import Keep
 from txstream.engine.loop import ledger_pruning as pruning
-from txstream.ledger_retention import Keep
 
 GUIDE = DOCS / "upgrades.md"
 

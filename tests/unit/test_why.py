@@ -14,15 +14,15 @@ from support.replays import Words, run, topology
 from txstream import inspect
 from txstream.api.bolts import BatchBolt
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import StateTableError, UsageError
 from txstream.api.reducers import Count, Last, Max, Min, Sum
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
-from txstream.batch_metas import halves
 from txstream.bolts.sql import SqlStateBolt
 from txstream.cli.context import Cli
 from txstream.cli.why import print_why
+from txstream.core.batch_metas import halves
+from txstream.core.errors import StateTableError, UsageError
 from txstream.examples.accounts import graph
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.memory import MemorySpout

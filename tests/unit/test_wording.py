@@ -5,8 +5,8 @@ from __future__ import annotations
 from support.lists import each
 
 from txstream.cli.factory import _a
+from txstream.core.wording import a, counted
 from txstream.engine.tracked.report import TrackedReport, in_words
-from txstream.wording import a, counted
 
 
 @each(

@@ -30,17 +30,17 @@ import txstream.engine.batch.collector
 import txstream.engine.batch.worker
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, Committer, OutputCollector, OutputFieldsDeclarer
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import (
-    ShortBatchError,
-)
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.stable_hash import task_of
 from txstream.api.topology import Topology
 from txstream.api.tuples import DEFAULT_STREAM, Chunk, Tuple
-from txstream.batch_metas import BatchMetas
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import (
+    ShortBatchError,
+)
 from txstream.engine.batch.edge_counts import EdgeName
 from txstream.engine.batch.messages import Answer, Element, pack, unpack
 from txstream.engine.batch.task_answers import collect_result

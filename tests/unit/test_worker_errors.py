@@ -29,7 +29,13 @@ from support.lists import each
 
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, OutputCollector, OutputFieldsDeclarer
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import (
+from txstream.api.reducers import Count, custom
+from txstream.api.spouts import OpaqueSpout, SpoutContext
+from txstream.api.tuples import Tuple
+from txstream.bolts.aggregate import CountBolt, ReduceBolt
+from txstream.bolts.sql import SqlStateBolt
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import (
     BatchFailedError,
     BoltError,
     PartitionUnavailableError,
@@ -37,18 +43,12 @@ from txstream.api.errors import (
     TopologyError,
     TupleError,
 )
-from txstream.api.reducers import Count, custom
-from txstream.api.spouts import OpaqueSpout, SpoutContext
-from txstream.api.tuples import Tuple
-from txstream.batch_metas import BatchMetas
-from txstream.bolts.aggregate import CountBolt, ReduceBolt
-from txstream.bolts.sql import SqlStateBolt
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.recorded_calls import recorded
 from txstream.engine.run import start
 from txstream.engine.start.driver import Driver
 from txstream.testing import InProcessRunner, TopologyTest, run_bolt
 from txstream.testing.attempts import CallList
-from txstream.transaction import TransactionAttempt
 
 # --- errors ----------------------------------------------------------------------------------------
 

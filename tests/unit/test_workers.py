@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.loops import DEADLINE_SECONDS, wait
 
-from txstream.api.errors import BatchFailedError
+from txstream.core.errors import BatchFailedError
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.loop.workers import Lane, ThreadWorkers
-from txstream.spouts.failure_markers import CrashError
+from txstream.spouts.memory.failure_markers import CrashError
 from txstream.testing import ManualClock
 from txstream.testing.stepping import SteppedWorkers
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 ATTEMPT = TransactionAttempt(Txid(1), AttemptId(7))
 

@@ -9,10 +9,10 @@ import pytest
 from kazoo.protocol.serialization import SASL, Auth
 from support.lists import each
 
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
 from txstream.settings import Settings
+from txstream.settings.zookeeper_access import ZooKeeperAccess
 from txstream.zookeeper import ZooKeeper
-from txstream.zookeeper_access import ZooKeeperAccess
 
 
 @each(

@@ -15,10 +15,10 @@ import pytest
 from support.requests import LOST_BEFORE_OR_AFTER, NOON, assignment
 from support.zookeeper_backends import Backend, Fault, InMemory, commit, leader_of
 
-from txstream.api.errors import CorruptStateError, FencedError
-from txstream.failing_batch import FailingBatch, Wait
-from txstream.placement import Assignment, EdgeTuples
-from txstream.transaction import Txid, attempt_id
+from txstream.core.errors import CorruptStateError, FencedError
+from txstream.core.failing_batch import FailingBatch, Wait
+from txstream.core.placement import Assignment, EdgeTuples
+from txstream.core.transaction import Txid, attempt_id
 from txstream.zookeeper import (
     ASSIGNMENT,
     AWAY,

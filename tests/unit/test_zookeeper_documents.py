@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, strategies as st
 from support.lists import each
 
-from txstream.api.errors import CorruptStateError, MetaTooLargeError, TopologyError
-from txstream.api.names import MAX_TOPOLOGY_ID_CHARACTERS, validate_topology_id
-from txstream.batch_metas import BatchMetas, MetaCodec
-from txstream.semantics import Semantics
-from txstream.transaction import AttemptId, Epoch, Txid, attempt_id
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.errors import CorruptStateError, MetaTooLargeError, TopologyError
+from txstream.core.names import MAX_TOPOLOGY_ID_CHARACTERS, validate_topology_id
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, Epoch, Txid, attempt_id
 from txstream.zookeeper import Identity
 from txstream.zookeeper.znode_values import (
     COMPRESSED_PAST_BYTES,

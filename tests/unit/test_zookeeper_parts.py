@@ -23,8 +23,8 @@ from kazoo.protocol.states import KazooState
 from support.lists import each
 from support.memory_zookeeper import MemoryZooKeeper
 
-from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, UsageError
-from txstream.waiting import Waiting, WaitStoppedError
+from txstream.core.errors import LeaderExistsError, ServiceUnavailableError, UsageError
+from txstream.core.waiting import Waiting, WaitStoppedError
 from txstream.zookeeper import Leadership, LostAnswerError, MemoryTree, ZooKeeper
 from txstream.zookeeper.candidates import candidate_data, in_order
 from txstream.zookeeper.kazoo_tree import raise_refusal

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 from support.zookeeper_backends import CODEC, IDENTITY, InMemory, commit, leader_of, metas
 
-from txstream.api.errors import CorruptStateError, FencedError
-from txstream.transaction import Epoch, Txid, attempt_id
+from txstream.core.errors import CorruptStateError, FencedError
+from txstream.core.transaction import Epoch, Txid, attempt_id
 from txstream.zookeeper import MemoryProgress, MemoryTree
 from txstream.zookeeper.tree import Operation
 from txstream.zookeeper.znode_values import StoredBatch

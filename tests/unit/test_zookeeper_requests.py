@@ -14,7 +14,7 @@ import pytest
 from support.requests import LOST_BEFORE_OR_AFTER, Told, answer_all, assignment, once, slots, waiting
 from support.zookeeper_backends import Backend, Fault, InMemory, leader_of
 
-from txstream.api.errors import CorruptStateError, FencedError, ServiceUnavailableError, UsageError
+from txstream.core.errors import CorruptStateError, FencedError, ServiceUnavailableError, UsageError
 from txstream.zookeeper import ASSIGNMENT, InForce, Kind, LostAnswerError, ProgressStore, Requests
 from txstream.zookeeper.tree import Node
 

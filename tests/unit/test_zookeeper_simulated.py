@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from txstream.api.errors import FencedError
-from txstream.batch_metas import BatchMetas, MetaCodec
-from txstream.semantics import Semantics
-from txstream.transaction import AttemptId, Epoch, Txid, attempt_id, epoch_of
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.errors import FencedError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, Epoch, Txid, attempt_id, epoch_of
 from txstream.zookeeper import Identity, LostAnswerError, MemoryProgress, MemoryTree
 
 BASE = "/txstream/topologies/sim"

@@ -16,7 +16,7 @@ from guards.hunt import (
     refused_by_the_next_commit,
 )
 from guards.patch import Patch
-from txstream.api.errors import CoordinatorError, ProgressMismatchError, TxidRegressionError
+from txstream.core.errors import CoordinatorError, ProgressMismatchError, TxidRegressionError
 from txstream.simulation.world import WrongResultError
 
 COMMIT = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from guards import sources
 from guards.guard import Guard
 from guards.hunt import DYING, OPAQUE, TRANSACTIONAL, LetterHunt
-from txstream.api.errors import CorruptStateError, StateValueError
+from txstream.core.errors import CorruptStateError, StateValueError
 from txstream.simulation.driver import UnexplainedError
 from txstream.simulation.world import WrongResultError
 

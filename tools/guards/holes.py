@@ -6,7 +6,7 @@ from guards import proofs, sources
 from guards.guard import Guard
 from guards.hunt import OLD_LEADERS, OPAQUE, TRANSACTIONAL, ZOMBIES, Hunt
 from guards.patch import Patch
-from txstream.api.errors import CorruptStateError, TxidRegressionError
+from txstream.core.errors import CorruptStateError, TxidRegressionError
 from txstream.simulation.world import WrongResultError
 
 _FIRST_PLACES = "test_first_places_are_stored_and_committed_before_anything_behind_them_is_planned"
@@ -115,7 +115,7 @@ HOLES = (
     Guard(
         "hole 5",
         "short replays: a read ends only at the planned end of its range",
-        "spouts/kafka_range_read.py",
+        "spouts/kafka/range_read.py",
         "return self.position >= self.range.end",
         "return self.position > self.range.start",
         f"{proofs.KAFKA_READ}::test_a_record_larger_than_a_fetch",
@@ -123,7 +123,7 @@ HOLES = (
     Guard(
         "hole 5",
         "short replays: records of a range that retention deleted are not skipped",
-        "spouts/kafka_fetch.py",
+        "spouts/kafka/fetch.py",
         '                self._lost(read, f"the log begins at offset {first}")\n',
         "                return read.advance(first)\n",
         f"{proofs.KAFKA_READ}::test_a_range_that_retention_took",
@@ -131,7 +131,7 @@ HOLES = (
     Guard(
         "hole 5",
         "short replays: a stored plan whose beginning was deleted is not begun",
-        "spouts/kafka_coordinator.py",
+        "spouts/kafka/coordinator.py",
         "elif log.first > meta.start:",
         "elif False:",
         f"{proofs.KAFKA_PLANS}::test_a_stored_plan_is_whole_from_the_logs_first_offset_to_its_end",
@@ -139,7 +139,7 @@ HOLES = (
     Guard(
         "hole 5",
         "blocks of records become one only if nothing lies between them",
-        "spouts/kafka_record_blocks.py",
+        "spouts/kafka/record_blocks.py",
         " and block.first == blocks[-1].stop",
         "",
         "tests/unit/test_kafka_decode_numpy.py::test_only_neighbours_in_the_same_records_become_one_block",
@@ -147,7 +147,7 @@ HOLES = (
     Guard(
         "hole 6",
         "a truncated log counts as lost data",
-        "spouts/kafka_coordinator.py",
+        "spouts/kafka/coordinator.py",
         "elif position < log.first:",
         "elif False:",
         f"{proofs.KAFKA_PLAN}::test_what_retention_took_is_lost_or_a_recorded_gap",
@@ -155,7 +155,7 @@ HOLES = (
     Guard(
         "hole 6",
         "a log that was cut back counts as lost data",
-        "spouts/kafka_coordinator.py",
+        "spouts/kafka/coordinator.py",
         "elif position > log.end:",
         "elif False:",
         f"{proofs.KAFKA_PLANS}::test_a_place_outside_of_the_log_is_lost_data",
@@ -163,7 +163,7 @@ HOLES = (
     Guard(
         "hole 6",
         "a gap is recorded even if nothing is read behind it",
-        "spouts/kafka_coordinator.py",
+        "spouts/kafka/coordinator.py",
         "if taken or name not in last or place.skipped_from is not None:",
         "if taken or name not in last:",
         f"{proofs.KAFKA_PLANS}::test_a_gap_is_recorded_even_if_nothing_is_read_behind_it",
@@ -171,7 +171,7 @@ HOLES = (
     Guard(
         "hole 6",
         "a topic that was deleted and created again counts as another topic",
-        "spouts/kafka_coordinator.py",
+        "spouts/kafka/coordinator.py",
         "return bool(meta.topic_id and log.topic_id and meta.topic_id != log.topic_id)",
         "return False",
         f"{proofs.KAFKA_PLAN}::test_a_topic_created_again",
@@ -179,7 +179,7 @@ HOLES = (
     Guard(
         "hole 6",
         "a log that was cut back and has grown past our place does not have it any more",
-        "spouts/kafka_leader_epochs.py",
+        "spouts/kafka/leader_epochs.py",
         "if found is not None and found.end < end:",
         "if False:",
         f"{proofs.KAFKA_EPOCHS}::test_a_log_that_was_cut_back_and_has_grown_again",
@@ -187,7 +187,7 @@ HOLES = (
     Guard(
         "hole 6",
         "an older replica's log whose epoch ends past our place does not have it either",
-        "spouts/kafka_leader_epochs.py",
+        "spouts/kafka/leader_epochs.py",
         "if written is None or written == epoch:",
         "if True:",
         f"{proofs.KAFKA_EPOCHS}::test_histories_of_three_replicas",
@@ -195,7 +195,7 @@ HOLES = (
     Guard(
         "hole 6",
         "a log that is cut back between plan and read",
-        "spouts/kafka_fetch.py",
+        "spouts/kafka/fetch.py",
         "if planned is not None and part.last_epoch not in (None, planned):",
         "if False:",
         "tests/unit/test_kafka_fetch.py::test_a_range_ends_in_the_leader_epoch_that_was_planned",
@@ -203,7 +203,7 @@ HOLES = (
     Guard(
         "hole 6",
         "a log that is cut back after an answer that also held the next range",
-        "spouts/kafka_kept_answers.py",
+        "spouts/kafka/kept_answers.py",
         "epoch_before(kept.records, wanted.end) == wanted.leader_epoch",
         "epoch_before(kept.records, wanted.end) is not None",
         "tests/unit/test_kafka_fetch.py::test_a_log_that_was_cut_back_meanwhile_is_fetched",
@@ -211,7 +211,7 @@ HOLES = (
     Guard(
         "hole 6",
         "what needs to know of aborted transactions is fetched with them",
-        "spouts/kafka_kept_answers.py",
+        "spouts/kafka/kept_answers.py",
         "data.aborted_transactions or ",
         "",
         "tests/unit/test_kafka_fetch.py::test_what_needs_to_know_of_aborted_transactions_is_fetched",
@@ -219,7 +219,7 @@ HOLES = (
     Guard(
         "hole 6",
         "nor are they read with the plan",
-        "spouts/kafka_log_tail.py",
+        "spouts/kafka/log_tail.py",
         "data.records and not data.aborted_transactions",
         "data.records",
         f"{proofs.KAFKA_PLANS}::test_what_needs_to_know_of_aborted_transactions_is_not_read_ahead",
@@ -227,7 +227,7 @@ HOLES = (
     Guard(
         "hole 6",
         "what is read with the plan begins where the range begins",
-        "spouts/kafka_log_ends.py",
+        "spouts/kafka/log_ends.py",
         " and found[name].start == one.start",
         "",
         f"{proofs.KAFKA_PLANS}::test_records_that_begin_elsewhere_are_not_read_ahead",
@@ -235,7 +235,7 @@ HOLES = (
     Guard(
         "hole 6",
         "a fetch that does not tell of all partitions plans nothing",
-        "spouts/kafka_log_tail.py",
+        "spouts/kafka/log_tail.py",
         "if session.epoch == 0 and told < len(session.partitions):",
         "if False:",
         f"{proofs.KAFKA_PLANS}::test_a_fetch_that_does_not_tell_all_leaves_the_plan_to_questions",
@@ -243,7 +243,7 @@ HOLES = (
     Guard(
         "hole 6",
         "a place that another plan has left is judged, even if nothing has come behind it",
-        "spouts/kafka_log_tail.py",
+        "spouts/kafka/log_tail.py",
         "        changed.add(name)\n        if before",
         "        if before",
         f"{proofs.KAFKA_PLANS}::test_a_place_that_another_plan_left_is_looked_at",
@@ -251,7 +251,7 @@ HOLES = (
     Guard(
         "hole 6",
         "no goal is reached before it is known that the place is still in the log",
-        "spouts/kafka_coordinator.py",
+        "spouts/kafka/coordinator.py",
         "if not all(self._epochs.has(name, last[name]) for name in targets if name in last):",
         "if False:",
         f"{proofs.KAFKA_EPOCHS}::test_no_goal_is_reached_before_the_place_is_judged",
@@ -259,7 +259,7 @@ HOLES = (
     Guard(
         "hole 6",
         "a run is not caught up with a topic that was created again",
-        "spouts/kafka_coordinator.py",
+        "spouts/kafka/coordinator.py",
         "return bool(meta.topic_id and now) and now == target.topic_id != meta.topic_id",
         "return False",
         f"{proofs.KAFKA_PLANS}::test_a_topic_created_again_is_not_caught_up_wherever_the_former_one_ended",
@@ -280,7 +280,7 @@ HOLES = (
     Guard(
         "hole 8",
         "a partition that a batch leaves out keeps its place",
-        "txstream/batch_metas.py",
+        "txstream/core/batch_metas.py",
         "        carried = dict(last)\n",
         "        carried: dict[str, Meta] = {}\n",
         "tests/unit/test_metas.py::test_a_plan_keeps_the_place_of_every_partition",
@@ -335,7 +335,7 @@ HOLES = (
     Guard(
         "hole 11",
         "a batch with first places holds no records",
-        "txstream/batch_metas.py",
+        "txstream/core/batch_metas.py",
         "            elif not begun:\n",
         "            else:\n",
         "tests/unit/test_metas.py::test_a_batch_with_first_places_holds_no_records",
@@ -367,7 +367,7 @@ HOLES = (
     Guard(
         "hole 11",
         'KafkaSource: "latest" and its like are first places',
-        "spouts/kafka.py",
+        "spouts/kafka/__init__.py",
         "return self.first_place == KNOWN",
         "return False",
         f"{proofs.KAFKA_PLAN}::test_latest_is_what_the_log_ended_with_when_the_run_began",

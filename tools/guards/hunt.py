@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
 from txstream.simulation.world import WrongResultError
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL

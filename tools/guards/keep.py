@@ -7,7 +7,7 @@ from guards.guard import Guard
 from guards.hunt import OPAQUE, TRANSACTIONAL, KeepHunt
 from txstream.simulation.world import WrongResultError
 
-_RETENTION = "txstream/retention.py"
+_RETENTION = "txstream/api/retention.py"
 _TESTS = "tests/unit/test_keep.py"
 _EXPIRED = proofs.SQLITE_KEEPS.format("optional")
 _BOTH = (KeepHunt(WrongResultError, OPAQUE), KeepHunt(WrongResultError, TRANSACTIONAL))
@@ -38,7 +38,7 @@ KEEP = (
     Guard(
         "keep",
         "a batch is stored with its horizons",
-        "txstream/batch_metas.py",
+        "txstream/core/batch_metas.py",
         "        if metas.horizons:\n",
         "        if False:\n",
         f"{_TESTS}::test_metas_of_other_topologies_are_what_they_were",

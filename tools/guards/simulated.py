@@ -16,7 +16,7 @@ from guards.hunt import (
     refused_by_the_next_commit,
 )
 from guards.patch import Patch
-from txstream.api.errors import CorruptStateError, ProgressMismatchError
+from txstream.core.errors import CorruptStateError, ProgressMismatchError
 from txstream.simulation.world import WrongResultError
 
 _LEDGER_ROW = "            here.write_batch(self._row(commit, COMMITTING, 0))\n"

@@ -18,7 +18,7 @@ from guards.hunt import (
     refused_by_the_next_commit,
 )
 from guards.patch import Patch
-from txstream.api.errors import ProgressMismatchError
+from txstream.core.errors import ProgressMismatchError
 from txstream.simulation.world import WrongResultError
 
 START = (

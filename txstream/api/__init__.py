@@ -1,0 +1,1 @@
+"""What users implement or call: spouts, bolts, tuples, topologies, groupings, reducers, states."""

@@ -21,7 +21,12 @@ from typing import Any, ClassVar, Generic, TypeVar, final
 import pyarrow as pa
 
 from txstream.api.bolts import OutputCollector
-from txstream.api.errors import (
+from txstream.api.rows import UnfitValueError, to_record_batch
+from txstream.api.schema import format_schema, format_type, parse_schema
+from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, PartitionEmitter, SpoutContext
+from txstream.api.tuples import DEFAULT_STREAM
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import (
     BatchFailedError,
     CorruptStateError,
     ServiceUnavailableError,
@@ -29,13 +34,8 @@ from txstream.api.errors import (
     TupleError,
     UsageError,
 )
-from txstream.api.rows import UnfitValueError, to_record_batch
-from txstream.api.schema import format_schema, format_type, parse_schema
-from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, PartitionEmitter, SpoutContext
-from txstream.api.tuples import DEFAULT_STREAM
-from txstream.batch_metas import MetaCodec
-from txstream.transaction import FIRST_TXID, TransactionAttempt, Txid
-from txstream.wording import a
+from txstream.core.transaction import FIRST_TXID, TransactionAttempt, Txid
+from txstream.core.wording import a
 
 log = logging.getLogger(__name__)
 

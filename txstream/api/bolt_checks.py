@@ -16,9 +16,9 @@ from types import CodeType
 from typing import Any
 
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, DataFrameBolt, overrides
-from txstream.api.errors import TopologyError
 from txstream.api.tracked import RichBolt, Spout
-from txstream.wording import a
+from txstream.core.errors import TopologyError
+from txstream.core.wording import a
 
 _KINDS = (BasicBolt, BatchBolt, DataFrameBolt, RichBolt)
 # What other frameworks call these methods.

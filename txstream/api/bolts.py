@@ -15,14 +15,14 @@ from typing import Any, ClassVar, NoReturn, Protocol
 
 import pyarrow as pa
 
-from txstream.api.errors import BoltError, TopologyError, UsageError
 from txstream.api.map_state import MapState
 from txstream.api.reducers import Reducer
 from txstream.api.schema import format_schema, format_type, parse_schema
 from txstream.api.state import SqlState
 from txstream.api.tuples import DEFAULT_STREAM, Chunk, Tuple
-from txstream.transaction import TransactionAttempt
-from txstream.wording import a
+from txstream.core.errors import BoltError, TopologyError, UsageError
+from txstream.core.transaction import TransactionAttempt
+from txstream.core.wording import a
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,18 +14,18 @@ import pyarrow as pa
 from txstream.api.bolt_checks import check_bolt, check_methods, check_shipping, warn_of_uncalled
 from txstream.api.bolts import BatchBolt, Bolt, Committer, OutputFieldsDeclarer
 from txstream.api.declarer import BoltDeclarer, check_number
-from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping, GroupingKind
-from txstream.api.names import validate_topology_id
 from txstream.api.schema import format_schema, format_type
 from txstream.api.spouts import PartitionedSpout, SourceSpout
 from txstream.api.state_checks import check_keep, check_states
 from txstream.api.topology import CommitChoice, Component, Topology
 from txstream.api.tracked import RichBolt
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.dead_letters import DeadLetters
-from txstream.semantics import Semantics
-from txstream.wording import counted
+from txstream.core.dead_letters import DeadLetters
+from txstream.core.errors import TopologyError
+from txstream.core.names import validate_topology_id
+from txstream.core.semantics import Semantics
+from txstream.core.wording import counted
 
 DEFAULT_MAX_SPOUT_PENDING = 2
 DEFAULT_MESSAGE_TIMEOUT_SECONDS = 30.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.tuples import DEFAULT_STREAM
+from txstream.core.errors import TopologyError
 
 
 class BoltDeclarer:

@@ -16,8 +16,8 @@ from txstream.api.schema import format_schema, format_type
 from txstream.api.spouts import SourceSpout
 from txstream.api.tracked import Spout
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.semantics import Semantics
-from txstream.wording import counted
+from txstream.core.semantics import Semantics
+from txstream.core.wording import counted
 
 if TYPE_CHECKING:
     from txstream.api.topology import Component, StateUse, Topology

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from txstream.api.bolt_checks import idleness
 from txstream.api.bolts import BasicBolt, OutputCollector, OutputFieldsDeclarer
-from txstream.api.errors import TopologyError, TupleError
 from txstream.api.schema import parse_schema
 from txstream.api.tuples import DEFAULT_STREAM, Tuple
+from txstream.core.errors import TopologyError, TupleError
 
 _VALUES = frozenset((str, int, float))  # the usual types of a single field; they need no check
 

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from txstream.api.errors import SchemaError, StateValueError, TopologyError
 from txstream.api.schema import parse_schema
+from txstream.core.errors import SchemaError, StateValueError, TopologyError
 
 BUILT_IN_MERGES = frozenset({"sum", "min", "max"})
 """Merges that need nothing but the two partial results."""

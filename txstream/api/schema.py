@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from txstream.api.errors import SchemaError
+from txstream.core.errors import SchemaError
 
 _SIMPLE: dict[str, pa.DataType] = {
     "string": pa.string(),

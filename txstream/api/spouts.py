@@ -15,30 +15,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 
-from txstream.api.errors import DecodeError, TopologyError
 from txstream.api.rows import UnfitValueError, to_column
 from txstream.api.schema import parse_schema
-from txstream.semantics import Semantics
-from txstream.transaction import TransactionAttempt, Txid
+from txstream.core.batch_metas import Unavailable as Unavailable
+from txstream.core.errors import DecodeError, TopologyError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt, Txid
 
 if TYPE_CHECKING:
-    from txstream.dead_letters import DeadLetter, LetterSender
+    from txstream.core.dead_letters import DeadLetter, LetterSender
 
 Meta = TypeVar("Meta")
 
 DEFAULT_MAX_BATCH_RECORDS = 500_000
-
-
-@dataclass(frozen=True, slots=True)
-class Unavailable:
-    """A partition that cannot be read at planning time. The batch leaves it out, and its place is kept.
-
-    `place` is a meta to keep for a partition that has no place yet, if later plans must know that it was
-    there. It opens no batch.
-    """
-
-    reason: str
-    place: Any = None
 
 
 @dataclass(frozen=True, slots=True)

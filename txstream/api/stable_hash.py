@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from txstream.api.errors import TupleError
+from txstream.core.errors import TupleError
 
 
 def canonical_bytes(value: Any) -> bytes:

@@ -15,10 +15,10 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from txstream.api.errors import TopologyError
+from txstream.api.retention import keep_seconds, time_column
 from txstream.api.schema import format_schema, format_type, parse_schema
-from txstream.retention import keep_seconds, time_column
-from txstream.semantics import Semantics
+from txstream.core.errors import TopologyError
+from txstream.core.semantics import Semantics
 
 _PARAMETER = re.compile(r"(toast\.)?[a-z][a-z0-9_]*", re.ASCII)
 TXID_COLUMN = "txid"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from txstream.api.bolts import BatchBolt, DataFrameBolt, MergeableBolt, StateCommitter
-from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.schema import format_type
 from txstream.api.state import SqlState, SqlTable
 from txstream.api.topology import Component, Phase, StateUse
-from txstream.semantics import Semantics, legal_state_semantics
-from txstream.wording import a
+from txstream.core.errors import TopologyError
+from txstream.core.semantics import Semantics, legal_state_semantics
+from txstream.core.wording import a
 
 
 def check_states(

@@ -17,16 +17,16 @@ import pyarrow as pa
 
 from txstream.api.bolts import Bolt, StateCommitter
 from txstream.api.description import describe_topology, printable, topology_document
-from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping
-from txstream.api.names import validate_topology_id
 from txstream.api.spouts import SourceSpout
 from txstream.api.state import SqlState
 from txstream.api.tracked import Spout
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.dead_letters import DeadLetters
-from txstream.semantics import Semantics
-from txstream.wording import counted
+from txstream.core.dead_letters import DeadLetters
+from txstream.core.errors import TopologyError
+from txstream.core.names import validate_topology_id
+from txstream.core.semantics import Semantics
+from txstream.core.wording import counted
 
 _REPR_COMPONENTS = 6
 
@@ -106,7 +106,7 @@ class Topology:
 
     def _repr_html_(self) -> str:
         """Return the graph as HTML, for a notebook."""
-        from txstream.notebook import topology_html
+        from txstream.drawing.notebook import topology_html
 
         return topology_html(self)
 

@@ -11,12 +11,12 @@ from txstream.api.bolt_checks import check_methods, warn_of_uncalled
 from txstream.api.bolts import BasicBolt, Bolt, OutputFieldsDeclarer, overrides
 from txstream.api.builder import DEFAULT_MAX_ATTEMPTS, DEFAULT_MESSAGE_TIMEOUT_SECONDS, GraphBuilder
 from txstream.api.declarer import BoltDeclarer, check_number
-from txstream.api.errors import TopologyError
 from txstream.api.spouts import SourceSpout
 from txstream.api.topology import Component, Topology
 from txstream.api.tracked import RichBolt, Spout
-from txstream.semantics import Semantics
-from txstream.wording import counted
+from txstream.core.errors import TopologyError
+from txstream.core.semantics import Semantics
+from txstream.core.wording import counted
 
 DEFAULT_MAX_SPOUT_PENDING = 10_000
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from txstream.api.errors import TupleError
+from txstream.core.errors import TupleError
 
 DEFAULT_STREAM = "default"
 

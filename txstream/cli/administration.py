@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txstream.api.errors import (
+from txstream.cli.context import Cli, ask
+from txstream.cli.databases import UnknownTopologyError, open_zookeeper, warn_of_missing
+from txstream.cli.options import Id, command
+from txstream.core.errors import (
     CorruptStateError,
     LeaderExistsError,
     ServiceUnavailableError,
     UsageError,
 )
-from txstream.cli.context import Cli, ask
-from txstream.cli.databases import UnknownTopologyError, open_zookeeper, warn_of_missing
-from txstream.cli.options import Id, command
+from txstream.core.wording import counted
 from txstream.inspect.databases import (
     databases_of,
     display_place,
@@ -28,7 +29,6 @@ from txstream.inspect.databases import (
     open_databases,
     without_password,
 )
-from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.inspect.databases import Databases
@@ -253,7 +253,7 @@ def package(
     out: Annotated[Path, typer.Option("--out", metavar="FILE.zip", help="Where to write the zip.")],
 ) -> None:
     """Write the framework as a zip, for executors without it. `run --py-files FILE.zip` takes it along."""
-    from txstream.packaging import write_package
+    from txstream.cli.packaging import write_package
 
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder; name a file in it, for example {out / 'txstream.zip'}")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from txstream.api.bolts import StateCommitter
 from txstream.api.description import describe_grouping, printable
-from txstream.api.errors import UsageError
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.spouts import SpoutContext
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.wording import counted
+from txstream.core.errors import UsageError
+from txstream.core.wording import counted
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
 from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
+from txstream.core.errors import UsageError
 from txstream.inspect.databases import refuse_tracked
 from txstream.settings import Settings
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
 from txstream.cli.demo_services import ended_by_signals, services_for
 from txstream.cli.demo_text import WORDS_PER_LINE, count_words, make_text
 from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
 from txstream.cli.options import FactoryArguments, command
-from txstream.wording import counted, shown
+from txstream.core.errors import UsageError
+from txstream.core.wording import counted, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from txstream.compare.run import Outcome
     from txstream.compare.schedule import Fault
     from txstream.settings import Settings
-    from txstream.variant import Positions
+    from txstream.simulation.variant import Positions
 
 SEMANTICS = ("opaque", "transactional", "non-transactional")
 _EXACT = ("opaque", "transactional")  # must be exact, whatever happens
@@ -228,7 +228,7 @@ def _play_all(here: Comparison) -> tuple[Comparison, Topology, Mapping[str, Outc
 def _topologies(here: Comparison) -> dict[str, Topology]:
     """Return the topology under each semantics. One with dead letters sends none to a topic, and its
     non-transactional variant is made here, as `build` has none."""
-    from txstream.variant import without_semantics
+    from txstream.simulation.variant import without_semantics
 
     found: dict[str, Topology] = {}
     for semantics in SEMANTICS:
@@ -250,7 +250,7 @@ def _play(
     here: Comparison, topology: Topology, name: str, end: Positions, faults: tuple[Fault, ...]
 ) -> Outcome:
     from txstream.compare.run import play, removed
-    from txstream.variant import under_own_names, with_batches_of
+    from txstream.simulation.variant import under_own_names, with_batches_of
 
     # It warns of calls that Python cannot end; here these only read.
     logging.getLogger("txstream.engine.local_runner").setLevel(logging.ERROR)

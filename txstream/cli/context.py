@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from txstream.api.errors import UsageError
 from txstream.cli.tables import print_pairs, print_table
+from txstream.core.errors import UsageError
 from txstream.settings import Settings
 
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.api.errors import UsageError
 from txstream.cli.context import Cli, ask
 from txstream.cli.databases import warn_of_missing
 from txstream.cli.inspection import moment_of, shown_time
 from txstream.cli.operate import Later, Timeout, ask as request, opened, print_answer
 from txstream.cli.options import Id, command
 from txstream.cli.tables import escaped, quoted
+from txstream.core.errors import UsageError
+from txstream.core.wording import counted, storable
 from txstream.inspect.json_documents import document
-from txstream.wording import counted, storable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -177,7 +177,7 @@ def drop(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete dead letters. Their records are in no state, and from then on nowhere else."""
-    from txstream.dead_letters import LetterKey
+    from txstream.core.dead_letters import LetterKey
     from txstream.inspect.databases import topology_databases
     from txstream.inspect.left_out import is_asked_for
 

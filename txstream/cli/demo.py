@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
-from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.context import Cli
 from txstream.cli.demo_services import ended_by_signals, services_for
 from txstream.cli.demo_text import count_words, make_text
 from txstream.cli.options import command
+from txstream.core.errors import TxstreamError, UsageError
+from txstream.core.wording import counted
 from txstream.inspect.ledgers import throughput
 from txstream.settings import to_environment
-from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.cli.demo_services import DriverEnd
@@ -238,7 +238,7 @@ def _run_and_be_killed(here: Demo) -> Mapping[str, Any]:
     """Do the first run, which SIGKILLs itself after a commit. Return where."""
     from txstream.cli.demo_services import run_driver
     from txstream.cli.faults import FAULT_LOG_VARIABLE, FAULT_VARIABLE, Fault
-    from txstream.fault_points import At, Point
+    from txstream.core.fault_points import At, Point
 
     # A run without a ledger counts a batch twice if it dies between the SQL commit and storing its progress.
     is_counted_twice = here.semantics == "non-transactional"
@@ -295,7 +295,7 @@ def _tail(path: Path) -> str:
 
 
 def _collect(here: Demo, killed_at: Mapping[str, Any], report: Mapping[str, Any]) -> Result:
-    from txstream.transaction import epoch_of
+    from txstream.core.transaction import epoch_of
 
     table, ledger = read_state(here, here.name)
     # A batch was processed again if it was open at the kill and has the second driver's epoch.

@@ -26,13 +26,13 @@ from txstream.cli.demo import (
     tell_exact,
 )
 from txstream.cli.demo_services import services_for
-from txstream.wording import counted, in_order
+from txstream.core.wording import counted, in_order
 
 if TYPE_CHECKING:
     from txstream.embedded import EmbeddedKafka
+    from txstream.engine.loop.report import RunReport
     from txstream.engine.run import RunningTopology
     from txstream.inspect.records import Batch, BatchDetails
-    from txstream.report import RunReport
     from txstream.settings import Settings
 
 PARTITIONS = 16

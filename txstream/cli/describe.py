@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
 from txstream.cli.factory import load_topology
 from txstream.cli.options import Factory, FactoryArguments, command
+from txstream.core.errors import UsageError
 
 
 def register(app: typer.Typer) -> None:

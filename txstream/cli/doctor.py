@@ -15,8 +15,8 @@ from txstream.cli.factory import imported_by, load_topology, shipped_module, use
 from txstream.cli.options import FactoryArguments, PyFiles, SparkConf, command
 from txstream.cli.parameters import spark_settings
 from txstream.cli.tables import escaped
+from txstream.core.wording import counted
 from txstream.engine.spark.log import writable_spark_log
-from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.doctor.checks import Check
@@ -43,8 +43,8 @@ def doctor(
     Java, packages, ports, services, clocks, Spark and its executors. Exit status 1 if something is wrong.
     Nothing that stays is written.
     """
+    from txstream.cli.packaging import holds_framework
     from txstream.cli.run import existing_files
-    from txstream.packaging import holds_framework
 
     conf = spark_settings(spark_conf or [])
     files = existing_files(py_files or [])

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from txstream.api.errors import TxstreamError, UsageError
+from txstream.cli.packaging import folder_files, write_zip
 from txstream.cli.parameters import keyword_arguments
-from txstream.packaging import folder_files, write_zip
-from txstream.wording import a
+from txstream.core.errors import TxstreamError, UsageError
+from txstream.core.wording import a
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology

@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from txstream.api.errors import ServiceUnavailableError
 from txstream.cli.context import Cli
 from txstream.cli.databases import open_zookeeper
 from txstream.cli.inspection import shown_attempt, shown_time
 from txstream.cli.tables import escaped
+from txstream.core.errors import ServiceUnavailableError
+from txstream.core.wording import counted
+from txstream.engine.loop.report import shown_reasons
 from txstream.inspect.json_documents import failing_document
-from txstream.report import shown_reasons
-from txstream.wording import counted
 
 if TYPE_CHECKING:
-    from txstream.failing_batch import FailingBatch
+    from txstream.core.failing_batch import FailingBatch
     from txstream.inspect.records import Batch
 
 
@@ -54,7 +54,7 @@ def show_failing(cli: Cli, topology_id: str, txid: int) -> bool:
 
 def say_reasons(cli: Cli, topology_id: str, batches: Iterable[Batch]) -> None:
     """Print, below a list of batches, why attempts of them failed, and the batch that fails now."""
-    from txstream.engine.loop.retry_policy import reason_of
+    from txstream.engine.letters.retry_policy import reason_of
     from txstream.inspect.ledgers import failed_attempts
 
     reasons = Counter(

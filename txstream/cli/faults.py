@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from txstream.api.errors import UsageError
-from txstream.fault_points import At, Point, PointListener, nobody_listens
-from txstream.transaction import Txid
+from txstream.core.errors import UsageError
+from txstream.core.fault_points import At, Point, PointListener, nobody_listens
+from txstream.core.transaction import Txid
 
 FAULT_VARIABLE = "TXSTREAM_FAULT"
 FAULT_LOG_VARIABLE = "TXSTREAM_FAULT_LOG"

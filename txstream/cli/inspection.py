@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.context import Cli
 from txstream.cli.databases import warn_of_missing
 from txstream.cli.options import Id, command
 from txstream.cli.tables import escaped
+from txstream.core.errors import TxstreamError, UsageError
+from txstream.core.transaction import epoch_of, sequence_of
+from txstream.core.wording import counted, in_order, shown
 from txstream.inspect.databases import is_tracked, tracks_tuples
 from txstream.inspect.json_documents import places_of, plain_partitions, plain_value
-from txstream.transaction import epoch_of, sequence_of
-from txstream.wording import counted, in_order, shown
 
 if TYPE_CHECKING:
     from txstream.inspect.records import (
@@ -174,7 +174,7 @@ def _shown_status(batch: Batch) -> str:
 def moment_of(text: str) -> datetime:
     """Parse a time as a person types it: an age such as 36h, or ISO 8601 (without an offset, in the local
     zone). Raises UsageError."""
-    from txstream.ledger_retention import seconds_of
+    from txstream.core.ledger_retention import seconds_of
 
     seconds = seconds_of(text)
     try:

@@ -16,9 +16,9 @@ from kafka.errors import (
     for_code,
 )
 
-from txstream.addresses import unresolved
-from txstream.api.errors import ServiceUnavailableError, UsageError
-from txstream.spouts.kafka_protocol import reason_of
+from txstream.core.errors import ServiceUnavailableError, UsageError
+from txstream.settings.addresses import unresolved
+from txstream.spouts.kafka.protocol import reason_of
 
 Record = tuple[bytes | None, bytes]
 """A key, if there is one, and a value."""

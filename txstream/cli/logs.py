@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from txstream.cli.context import Cli, print_error, show_lines_as
-from txstream.transaction import TransactionAttempt, Txid, epoch_of, in_hand
+from txstream.core.transaction import TransactionAttempt, Txid, epoch_of, in_hand
 
 log = logging.getLogger(__name__)
 

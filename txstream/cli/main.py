@@ -17,7 +17,6 @@ from typing import Annotated, Any
 
 import typer
 
-from txstream.api.errors import TxstreamError
 from txstream.cli import (
     administration,
     compare,
@@ -37,7 +36,8 @@ from txstream.cli import (
     why,
 )
 from txstream.cli.context import print_error
-from txstream.given_secrets import off_the_command_line
+from txstream.core.errors import TxstreamError
+from txstream.settings.given_secrets import off_the_command_line
 
 _USAGE_STATUS = 2
 _INTERRUPTED_STATUS = 130

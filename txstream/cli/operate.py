@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.api.errors import ServiceUnavailableError, UsageError
-from txstream.asking import NotRunningError, ask
 from txstream.cli.context import Cli
 from txstream.cli.databases import UnknownTopologyError, open_zookeeper
 from txstream.cli.inspection import shown_time
 from txstream.cli.options import Id, command
-from txstream.wording import counted
+from txstream.core.errors import ServiceUnavailableError, UsageError
+from txstream.core.wording import counted
+from txstream.zookeeper.asking import NotRunningError, ask
 
 if TYPE_CHECKING:
     from txstream.zookeeper import ZooKeeper

@@ -13,10 +13,10 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from txstream.api.errors import TopologyError
-from txstream.api.names import validate_topology_id
 from txstream.cli.context import Cli
 from txstream.cli.logs import set_up_logs
+from txstream.core.errors import TopologyError
+from txstream.core.names import validate_topology_id
 from txstream.settings import DATA_DIR, Settings, using_data_dir
 
 

@@ -21,13 +21,13 @@ from txstream import (
     TopologyContext,
     TransactionalTopologyBuilder,
 )
-from txstream.api.errors import BatchFailedError
 from txstream.api.spouts import SpoutContext, Unavailable
-from txstream.coordinator import Phase
+from txstream.core.coordinator import Phase
+from txstream.core.errors import BatchFailedError
+from txstream.core.fault_points import At
 from txstream.examples.word_count import SPOUTS, SplitLine
-from txstream.fault_points import At
 from txstream.spouts.kafka import KafkaRange, KafkaSource
-from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
+from txstream.spouts.kafka.coordinator import KafkaPartitionCoordinator
 
 _HOLD_SECONDS = 25.0  # less than a message timeout
 _POLL_SECONDS = 0.05

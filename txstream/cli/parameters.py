@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from txstream.api.errors import UsageError
-from txstream.given_secrets import with_variables
-from txstream.wording import counted
+from txstream.core.errors import UsageError
+from txstream.core.wording import counted
+from txstream.settings.given_secrets import with_variables
 
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}

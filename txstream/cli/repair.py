@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txstream.api.errors import UsageError
 from txstream.cli.code import Parameters
 from txstream.cli.context import Cli, ask, print_error
 from txstream.cli.options import Id, command
 from txstream.cli.tables import escaped
+from txstream.core.errors import UsageError
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology

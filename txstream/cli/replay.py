@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.api.errors import UsageError
 from txstream.cli.code import Parameters, Target, find_code, running
 from txstream.cli.context import Cli
 from txstream.cli.options import Id, command
 from txstream.cli.tables import quoted
+from txstream.core.errors import UsageError
+from txstream.core.wording import counted
 from txstream.inspect.json_documents import document, plain_value
-from txstream.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -23,25 +23,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.code import remember_code
 from txstream.cli.context import Cli, print_error
 from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
 from txstream.cli.logs import JsonLines, library_log, write_as_json
 from txstream.cli.options import Factory, FactoryArguments, PyFiles, SparkConf, check_id, command
+from txstream.cli.packaging import holds_framework
 from txstream.cli.parameters import spark_settings
+from txstream.core.errors import TxstreamError, UsageError
+from txstream.core.ledger_retention import Keep
+from txstream.core.transaction import Txid, about
+from txstream.core.wording import counted
+from txstream.engine.loop.report import shown_reasons
 from txstream.engine.spark.log import prune_logs, spark_log
-from txstream.ledger_retention import Keep
-from txstream.packaging import holds_framework
-from txstream.report import shown_reasons
-from txstream.transaction import Txid, about
-from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
+    from txstream.engine.loop.report import RunProgress, RunReport
     from txstream.engine.run import RunningTopology
     from txstream.metrics.of_run import RunMetrics
-    from txstream.report import RunProgress, RunReport
     from txstream.settings import Settings
 
 # Set by a parent process whose run must end with it, however the parent ends.
@@ -232,7 +232,7 @@ def _with_timeout(topology: Topology, seconds: float) -> Topology:
 def _with_dead_letters(topology: Topology, most: int) -> Topology:
     from txstream.api.builder import check_dead_letters
     from txstream.api.tracked_builder import TrackedTopology
-    from txstream.dead_letters import DeadLetters
+    from txstream.core.dead_letters import DeadLetters
 
     if most < 1:
         raise UsageError(f"--dead-letters is {most}; it must be a number above 0")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
 from txstream.cli.factory import load_topology, user_code_prints_to_stderr
 from txstream.cli.options import FactoryArguments, command
+from txstream.core.errors import UsageError
 
 if TYPE_CHECKING:
     from txstream.simulation.program import Program

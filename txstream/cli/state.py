@@ -12,12 +12,12 @@ from txstream.cli.context import Cli
 from txstream.cli.databases import warn_of_missing
 from txstream.cli.options import Id, command
 from txstream.cli.tables import quoted
+from txstream.core.wording import counted
 from txstream.inspect.json_documents import document, flat_row, plain_value
-from txstream.wording import counted
 
 if TYPE_CHECKING:
+    from txstream.core.semantics import Semantics
     from txstream.inspect.records import MissingDatabase, RowChange, StateRow, TableDiff
-    from txstream.semantics import Semantics
 
 state = typer.Typer(help="Look at state tables.", no_args_is_help=True)
 

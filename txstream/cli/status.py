@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.api.errors import CorruptStateError, TxstreamError, UsageError
 from txstream.cli.context import Cli
 from txstream.cli.databases import (
     UnknownTopologyError,
@@ -33,16 +32,17 @@ from txstream.cli.inspection import (
 )
 from txstream.cli.options import check_id
 from txstream.cli.tables import escaped
+from txstream.core.errors import CorruptStateError, TxstreamError, UsageError
+from txstream.core.placement import own_seconds
+from txstream.core.transaction import epoch_of
+from txstream.core.wording import counted, in_order
 from txstream.inspect.databases import is_tracked, tracks_tuples
-from txstream.placement import own_seconds
-from txstream.transaction import epoch_of
-from txstream.wording import counted, in_order
 
 if TYPE_CHECKING:
+    from txstream.core.placement import Assignment
     from txstream.inspect.records import TopologyStatus, TopologySummary
     from txstream.inspect.snapshot import Snapshot
     from txstream.inspect.source import SourceNow
-    from txstream.placement import Assignment
     from txstream.settings import Settings
 
 # Returns a service's address and a remark. Raises when the service cannot be reached.
@@ -152,7 +152,7 @@ def _check_zookeeper(settings: Settings) -> tuple[str, str | None]:
 
 
 def _check_kafka(settings: Settings) -> tuple[str, str | None]:
-    from txstream.spouts.kafka_client import KafkaClient
+    from txstream.spouts.kafka.client import KafkaClient
 
     client = KafkaClient(settings.require_kafka(), {}, client_id="txstream-status")
     try:
@@ -282,7 +282,7 @@ def _drivers(found: TopologyStatus) -> dict[str, str]:
 def show_tasks(cli: Cli, settings: Settings, topology_id: str) -> int:
     """Print the stored assignment of tasks. Raises UnknownTopologyError, CorruptStateError."""
     with open_zookeeper(settings) as zookeeper:
-        from txstream.batch_metas import MetaCodec
+        from txstream.core.batch_metas import MetaCodec
         from txstream.zookeeper import ASSIGNMENT, EDGES, Paths
         from txstream.zookeeper.paths import with_remedy
 

@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from txstream.wording import shown
+from txstream.core.wording import shown
 
 _LEAST_TEXT = 20  # text is never cut to less than this, so a time is always complete
 _BETWEEN = "   "

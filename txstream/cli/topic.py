@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import typer
 
-from txstream.api.errors import DecodeError, UsageError
 from txstream.cli.context import Cli
 from txstream.cli.options import command
-from txstream.wording import counted
+from txstream.core.errors import DecodeError, UsageError
+from txstream.core.wording import counted
 
 if TYPE_CHECKING:
     from txstream.cli.kafka_topics import KafkaTopics, Record
@@ -77,7 +77,7 @@ def produce(
 
 
 def _topics(cli: Cli, name: str) -> KafkaTopics:
-    from txstream.spouts.kafka_topic_selection import bad_topic_name, is_topic_name
+    from txstream.spouts.kafka.topic_selection import bad_topic_name, is_topic_name
 
     if not is_topic_name(name):
         raise UsageError(bad_topic_name(name))

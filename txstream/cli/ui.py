@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
 from txstream.cli.options import command
+from txstream.core.errors import UsageError
 from txstream.metrics import exposition_of_ledgers, require_client
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from txstream.cli.context import Cli
 from txstream.cli.options import Id, command
 from txstream.cli.state import Key, Table
 from txstream.cli.tables import escaped, quoted
+from txstream.core.wording import counted
 from txstream.inspect.json_documents import document, plain_value
-from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.inspect.provenance import Why, WhyPart

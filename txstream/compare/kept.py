@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from txstream.api.errors import TxstreamError
+from txstream.core.errors import TxstreamError
 
 MOST_KEPT = 100
 _NAME = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")

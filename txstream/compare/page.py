@@ -10,10 +10,10 @@ from mako.template import Template
 
 from txstream.compare.report import in_a_sentence, side_by_side
 from txstream.compare.run import Outcome
+from txstream.core.wording import counted, shown
 from txstream.drawing import timeline
 from txstream.drawing.timeline import Chart, Run
 from txstream.drawing.topology import as_image
-from txstream.wording import counted, shown
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from txstream.api.state import SqlTable
 from txstream.compare.run import Outcome, Rows
 from txstream.compare.timeline import Made
+from txstream.core.wording import counted, shown
 from txstream.drawing.timeline import Fate, Range
-from txstream.wording import counted, shown
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology

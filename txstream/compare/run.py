@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from txstream.api.spouts import PartitionCoordinator, SpoutContext, Unavailable
 from txstream.api.topology import Topology
-from txstream.batch_metas import BatchMetas
 from txstream.compare.schedule import Fault, Injector
 from txstream.compare.timeline import Timeline
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
+from txstream.engine.letters.retry_policy import WARM_UP_SECONDS
 from txstream.engine.local_runner import InProcessRunner
-from txstream.engine.loop.retry_policy import WARM_UP_SECONDS
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver
 from txstream.engine.start.run_services import RunServices, source_context
 from txstream.settings import Settings
+from txstream.simulation.variant import Positions, clipped, fixed_end, is_reached
 from txstream.state import StateBackend, open_database
-from txstream.transaction import TransactionAttempt, Txid
-from txstream.variant import Positions, clipped, fixed_end, is_reached
 from txstream.zookeeper import ZooKeeper
 
 if TYPE_CHECKING:

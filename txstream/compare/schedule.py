@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from txstream.api.errors import BatchFailedError, PartitionUnavailableError, UsageError
-from txstream.coordinator import Phase
+from txstream.core.coordinator import Phase
+from txstream.core.errors import BatchFailedError, PartitionUnavailableError, UsageError
+from txstream.core.fault_points import At, Point
+from txstream.core.transaction import TransactionAttempt, Txid
+from txstream.core.wording import counted, in_order
 from txstream.engine.batch.executor_failures import CrashError
-from txstream.fault_points import At, Point
-from txstream.transaction import TransactionAttempt, Txid
-from txstream.wording import counted, in_order
 
 Kind = Literal["batch", "partition", "crash"]
 

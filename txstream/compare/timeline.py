@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from txstream.coordinator import EmitBatch
+from txstream.core.coordinator import EmitBatch
+from txstream.core.transaction import TransactionAttempt
 from txstream.drawing.timeline import Fate, Range
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.loop.open_batches import Watcher
-from txstream.transaction import TransactionAttempt
 
 
 @dataclass

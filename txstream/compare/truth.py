@@ -19,18 +19,18 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from txstream.api.bolts import DataFrameBolt
-from txstream.api.errors import BoltError, ServiceUnavailableError, TupleError, UsageError
 from txstream.api.rows import to_record_batch
 from txstream.api.spouts import Unavailable
 from txstream.api.topology import Topology
+from txstream.core.errors import BoltError, ServiceUnavailableError, TupleError, UsageError
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.start.run_services import source_context
 from txstream.settings import Settings
 from txstream.simulation.determinism import check_determinism
 from txstream.simulation.plain_fold import Batch, Tables, plain_fold
 from txstream.simulation.truth import Truth
+from txstream.simulation.variant import Positions
 from txstream.spouts.kafka import KafkaSource
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
-from txstream.variant import Positions
 
 BY_FOLD = "kafka-python's consumer and a plain fold of its records"
 BY_A_RUN = "a run without faults, by the same reader"

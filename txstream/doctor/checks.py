@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from txstream.api.errors import TxstreamError
+from txstream.core.errors import TxstreamError
 
 log = logging.getLogger(__name__)
 

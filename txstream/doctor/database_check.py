@@ -10,12 +10,12 @@ from functools import partial
 
 from sqlalchemy import Column, Connection, Integer, MetaData, Table, inspect, select, text
 
-from txstream.api.errors import TxstreamError
+from txstream.core.errors import TxstreamError
 from txstream.doctor.checks import Check, WrongError
 from txstream.doctor.clocks import Clocks
-from txstream.given_secrets import as_typed
 from txstream.inspect.databases import without_password
 from txstream.settings import Settings
+from txstream.settings.given_secrets import as_typed
 from txstream.state import StateDatabase, open_database
 from txstream.state.records import AccessDeniedError
 from txstream.state.sql import framework_tables as revisions

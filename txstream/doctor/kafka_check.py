@@ -26,12 +26,13 @@ from kafka.errors import (
 from txstream.api.spouts import SpoutContext
 from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TrackedTopology
+from txstream.core.wording import counted
 from txstream.doctor.checks import Check, WrongError
 from txstream.settings import Settings
 from txstream.spouts.kafka import KafkaSource
-from txstream.spouts.kafka_client import KafkaClient
-from txstream.spouts.kafka_options import check_files
-from txstream.spouts.kafka_protocol import (
+from txstream.spouts.kafka.client import KafkaClient
+from txstream.spouts.kafka.options import check_files
+from txstream.spouts.kafka.protocol import (
     EARLIEST,
     Leader,
     Partition,
@@ -41,7 +42,6 @@ from txstream.spouts.kafka_protocol import (
     partition_error,
     reason_of,
 )
-from txstream.wording import counted
 
 # Nobody answers for groups at the moment.
 _NOT_YET = (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError)

@@ -20,7 +20,7 @@ from typing import Any
 
 from pyspark import cloudpickle
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError
 from txstream.doctor import executor_probe
 from txstream.doctor.checks import Check
 from txstream.doctor.clocks import Clocks

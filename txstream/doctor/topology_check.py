@@ -7,7 +7,7 @@ from typing import Any
 
 from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TrackedTopology
-from txstream.batch_metas import MetaCodec
+from txstream.core.batch_metas import MetaCodec
 from txstream.engine.commit.committer import state_targets
 from txstream.engine.start.run_services import source_context
 from txstream.engine.start.takeover import check_identity

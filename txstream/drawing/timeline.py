@@ -19,7 +19,7 @@ from typing import Protocol
 
 from mako.template import Template
 
-from txstream.wording import counted, in_order
+from txstream.core.wording import counted, in_order
 
 COLOURS = 7
 """The number of colours in `look.css`; neighbouring txids differ."""

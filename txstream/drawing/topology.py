@@ -13,9 +13,9 @@ from txstream.api.description import describe_grouping, describe_instance, print
 from txstream.api.spouts import SourceSpout
 from txstream.api.topology import Phase
 from txstream.api.tuples import DEFAULT_STREAM
+from txstream.core.wording import counted
 from txstream.drawing.graph import Edge, Node, svg
 from txstream.drawing.timeline import look
-from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.api.groupings import Grouping

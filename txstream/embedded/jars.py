@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError
 from txstream.embedded.files import locked
 from txstream.embedded.java import LOGGING_JARS, spark_jars
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.embedded.jars import kafka_classpath
 from txstream.embedded.java import Java, find_java, java_command
 from txstream.embedded.kafka_storage import (

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from txstream.api.errors import CorruptStateError, ServiceUnavailableError
+from txstream.core.errors import CorruptStateError, ServiceUnavailableError
 from txstream.embedded.files import java_properties, write_atomically
 from txstream.embedded.process import ServerProcess, wait_until
 from txstream.settings import is_disk_full

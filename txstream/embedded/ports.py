@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError
 
 HOST = "127.0.0.1"
 

@@ -24,7 +24,7 @@ from typing import Self
 
 import psutil
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError
 from txstream.embedded.files import try_lock
 from txstream.settings import is_disk_full
 

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txstream.api.errors import CorruptStateError, UsageError
+from txstream.core.errors import CorruptStateError, UsageError
 from txstream.embedded.files import locked, write_atomically
 from txstream.embedded.kafka import EmbeddedKafka
 from txstream.embedded.kafka_storage import formatted_nodes

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError
 from txstream.embedded.files import java_properties, write_atomically
 from txstream.embedded.java import LOGGING_JARS, Java, find_java, java_command, spark_jars
 from txstream.embedded.ports import HOST, free_port, require_free

@@ -23,8 +23,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from txstream.api.errors import BatchFailedError, TopologyError
-from txstream.batch_metas import BatchMetas
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import BatchFailedError, TopologyError
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import Layout, Stage, lay_out
 from txstream.engine.batch.messages import ANSWER, DRIVER, PYTHON, Element, WorkOrder
@@ -49,7 +50,6 @@ from txstream.engine.batch.task_answers import collect_result, open_answers
 from txstream.engine.batch.task_tree import task_tree
 from txstream.engine.batch.worker import run_first_stage, run_later_stage
 from txstream.engine.batch.worker_process import WorkerProcess
-from txstream.transaction import TransactionAttempt
 
 T = TypeVar("T")
 

@@ -13,25 +13,25 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from txstream.api.errors import BoltError, CorruptStateError, TxstreamError, UsageError
 from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TrackedTopology
+from txstream.core.errors import BoltError, CorruptStateError, TxstreamError, UsageError
+from txstream.core.fault_points import PointListener, nobody_listens
+from txstream.core.waiting import RunAbortedError, WaitStoppedError
+from txstream.core.wording import counted
+from txstream.drawing.notebook import html_table, in_notebook, show_live
 from txstream.engine.batch.executor_failures import CrashError
+from txstream.engine.letters.retry_policy import WARM_UP_SECONDS
 from txstream.engine.loop.open_batches import Watcher, Watchers
 from txstream.engine.loop.planning import GATHER_SECONDS
-from txstream.engine.loop.retry_policy import WARM_UP_SECONDS
+from txstream.engine.loop.report import RunProgress, RunReport
 from txstream.engine.spark.log import writable_spark_log
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver, RunnerFactory, Tier
 from txstream.engine.start.run_services import RunServices
+from txstream.engine.tracing import tracing_watcher
 from txstream.engine.tracked.tier import TrackedTier
-from txstream.fault_points import PointListener, nobody_listens
-from txstream.notebook import html_table, in_notebook, show_live
-from txstream.report import RunProgress, RunReport
 from txstream.settings import Settings
-from txstream.tracing import tracing_watcher
-from txstream.waiting import RunAbortedError, WaitStoppedError
-from txstream.wording import counted
 from txstream.zookeeper.paths import with_remedy
 
 if TYPE_CHECKING:

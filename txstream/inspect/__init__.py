@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txstream.lazy_names import home_of, lazily
+from txstream.core.lazy_names import home_of, lazily
 
 if TYPE_CHECKING:
     from txstream.inspect.databases import UnknownTopologyError as UnknownTopologyError

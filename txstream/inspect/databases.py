@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from txstream.api.errors import (
+from txstream.core.errors import (
     CorruptStateError,
     SchemaRevisionError,
     ServiceUnavailableError,
@@ -21,9 +21,9 @@ from txstream.api.errors import (
     TxstreamError,
     UsageError,
 )
-from txstream.given_secrets import as_typed
 from txstream.inspect.records import MissingDatabase
 from txstream.settings import Settings
+from txstream.settings.given_secrets import as_typed
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology

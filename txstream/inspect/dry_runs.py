@@ -21,27 +21,27 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from txstream.api.bolts import StateCommitter
-from txstream.api.errors import (
+from txstream.api.spouts import PartitionCoordinator, SpoutContext
+from txstream.api.tracked_builder import TrackedTopology
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.digests import TableDigest
+from txstream.core.errors import (
     DataLostError,
     PartitionUnavailableError,
     StateTableError,
     TxstreamError,
     UsageError,
 )
-from txstream.api.spouts import PartitionCoordinator, SpoutContext
-from txstream.api.tracked_builder import TrackedTopology
-from txstream.batch_metas import BatchMetas
-from txstream.digests import TableDigest
+from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.commit.committer import merged_deltas
-from txstream.engine.loop.retries import Retries
+from txstream.engine.letters.retries import Retries
 from txstream.inspect.databases import Databases, topology_databases, tracks_tuples, with_states_of
 from txstream.inspect.ledgers import COMMITTED, no_such_txid
 from txstream.inspect.source import asked
 from txstream.inspect.tables import place_of_table
 from txstream.settings import Settings
-from txstream.transaction import TransactionAttempt, Txid
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology

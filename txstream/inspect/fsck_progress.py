@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from txstream.api.errors import CorruptStateError, ProgressMismatchError, SchemaRevisionError, TxstreamError
-from txstream.batch_metas import MetaCodec
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import CorruptStateError, ProgressMismatchError, SchemaRevisionError, TxstreamError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid, epoch_of
+from txstream.core.wording import counted
 from txstream.engine.start.recovery import AdoptPlan, AdvanceFirst, decide
 from txstream.inspect.databases import GRANT_REMEDY, upgrade_remedy
 from txstream.inspect.ledgers import part_of, range_of
 from txstream.inspect.records import Finding, Severity
 from txstream.inspect.snapshot import DatabasePart, Snapshot, TablePart
-from txstream.semantics import Semantics
 from txstream.state import BatchRecord
 from txstream.state.fence_rules import shown_attempt
 from txstream.state.records import COMMITTED, AccessDeniedError, SchemaDamagedError
-from txstream.transaction import Txid, epoch_of
-from txstream.wording import counted
 from txstream.zookeeper.paths import remedy, znode_in
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE

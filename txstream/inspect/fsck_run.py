@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from txstream.api.errors import CorruptStateError
+from txstream.core.errors import CorruptStateError
+from txstream.core.wording import counted
 from txstream.inspect.databases import (
     Databases,
     UnknownTopologyError,
@@ -25,7 +26,6 @@ from txstream.inspect.records import Finding, FsckReport, MissingDatabase, Sever
 from txstream.inspect.snapshot import Depth, OpenStore, Snapshot, take
 from txstream.inspect.source import check_source, source_of
 from txstream.settings import Settings
-from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology

@@ -11,11 +11,11 @@ from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from txstream.semantics import Semantics
-from txstream.transaction import epoch_of
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import epoch_of
 
 if TYPE_CHECKING:
-    from txstream.failing_batch import FailingBatch
+    from txstream.core.failing_batch import FailingBatch
     from txstream.inspect.records import (
         Batch,
         BatchDetails,

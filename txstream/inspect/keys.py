@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from txstream.api.errors import UsageError
 from txstream.api.schema import format_schema, format_type
+from txstream.core.errors import UsageError
 
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _WHOLE = re.compile(r"[+-]?\d{1,40}")

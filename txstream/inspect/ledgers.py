@@ -7,7 +7,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
+from txstream.core.transaction import AttemptId, Txid
+from txstream.core.wording import in_order
 from txstream.inspect.databases import topology_databases
 from txstream.inspect.records import (
     Batch,
@@ -20,8 +22,6 @@ from txstream.inspect.records import (
     numbers_of,
 )
 from txstream.settings import Settings
-from txstream.transaction import AttemptId, Txid
-from txstream.wording import in_order
 
 if TYPE_CHECKING:
     from txstream.state import BatchRecord, StateBackend

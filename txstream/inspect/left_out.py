@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
+from txstream.core.transaction import Txid
 from txstream.inspect.databases import topology_databases
 from txstream.inspect.records import MissingDatabase
 from txstream.settings import Settings
-from txstream.transaction import Txid
 
 if TYPE_CHECKING:
     from txstream.state import StateBackend

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from txstream.api.errors import CorruptStateError
+from txstream.core.errors import CorruptStateError
+from txstream.core.transaction import Txid
 from txstream.inspect.databases import databases_of, not_in_zookeeper, open_databases, open_zookeeper
 from txstream.inspect.records import TopologyStatus, TopologySummary
 from txstream.settings import Settings
-from txstream.transaction import Txid
 
 if TYPE_CHECKING:
     from txstream.inspect.databases import Databases

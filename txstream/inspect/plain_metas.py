@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from txstream.batch_metas import BatchMetas, MetaCodec
+from txstream.core.batch_metas import BatchMetas, MetaCodec
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology

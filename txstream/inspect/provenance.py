@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txstream.api.errors import DataLostError, UsageError
 from txstream.api.reducers import Reducer
-from txstream.batch_metas import halves
-from txstream.digests import digest_of
+from txstream.core.batch_metas import halves
+from txstream.core.digests import digest_of
+from txstream.core.errors import DataLostError, UsageError
+from txstream.core.transaction import Txid
+from txstream.drawing.notebook import Tabular
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.commit.committer import merged_deltas
 from txstream.inspect.dry_runs import DryBatch, DryRuns, ReplayedTable, dry_runs
@@ -25,10 +27,8 @@ from txstream.inspect.keys import check_key, parse_key
 from txstream.inspect.ledgers import UnknownTxidError
 from txstream.inspect.replaying import alike, combined
 from txstream.inspect.tables import place_of_table
-from txstream.notebook import Tabular
 from txstream.settings import Settings
 from txstream.spouts.ranges import RecordSpan
-from txstream.transaction import Txid
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology

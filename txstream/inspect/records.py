@@ -11,10 +11,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from txstream.failing_batch import FailingBatch, Wait
-from txstream.notebook import Tabular, load_plot
-from txstream.semantics import Semantics
-from txstream.transaction import AttemptId, Epoch, Txid
+from txstream.core.failing_batch import FailingBatch, Wait
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, Epoch, Txid
+from txstream.drawing.notebook import Tabular, load_plot
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,13 +15,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from txstream.api.errors import (
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.errors import (
     LeaderExistsError,
     ProgressMismatchError,
     ServiceUnavailableError,
     UsageError,
 )
-from txstream.batch_metas import BatchMetas, MetaCodec
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import FIRST_TXID, AttemptId, Txid
 from txstream.engine.start.recovery import decide, prove_distinct, take_over
 from txstream.engine.start.takeover import identity_of
 from txstream.inspect.databases import (
@@ -37,12 +39,10 @@ from txstream.inspect.databases import (
 from txstream.inspect.plain_metas import codec_of
 from txstream.inspect.records import Recovery
 from txstream.inspect.snapshot import DatabasePart, Depth, OpenStore, Snapshot, take
-from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import BatchRecord, StateBackend
 from txstream.state.fence_rules import shown_attempt
 from txstream.state.records import COMMITTED
-from txstream.transaction import FIRST_TXID, AttemptId, Txid
 from txstream.zookeeper import Identity, Leadership, Progress, StoredBatch
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txstream.api.errors import UsageError
+from txstream.api.retention import late_rows
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.digests import digest_of
+from txstream.core.digests import digest_of
+from txstream.core.errors import UsageError
+from txstream.core.transaction import AttemptId, Txid
 from txstream.inspect.dry_runs import DryBatch, DryRuns, ReplayedTable, dry_runs
-from txstream.retention import late_rows
 from txstream.settings import Settings
-from txstream.transaction import AttemptId, Txid
 
 if TYPE_CHECKING:
     from txstream.api.reducers import Reducer

@@ -15,19 +15,19 @@ from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from txstream.api.errors import (
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import (
     CorruptStateError,
     SchemaRevisionError,
     StateTableError,
     TxstreamError,
     UsageError,
 )
-from txstream.batch_metas import MetaCodec
+from txstream.core.transaction import Epoch, Txid
 from txstream.inspect.plain_metas import PlainCodec
 from txstream.state import BatchRecord, FenceRow, StateBackend
 from txstream.state.reading import StateReading, StoredTable
 from txstream.state.records import AccessDeniedError
-from txstream.transaction import Epoch, Txid
 from txstream.zookeeper import (
     ASSIGNMENT,
     FAILING,
@@ -41,7 +41,7 @@ from txstream.zookeeper import (
 )
 
 if TYPE_CHECKING:
-    from txstream.failing_batch import FailingBatch, Wait
+    from txstream.core.failing_batch import FailingBatch, Wait
     from txstream.zookeeper import Progress, ProgressStore
 
 _READS = 5

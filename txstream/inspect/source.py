@@ -15,13 +15,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from txstream.api.errors import DataLostError, TxstreamError
 from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, SpoutContext, Unavailable
-from txstream.batch_metas import BatchMetas, MetaCodec, is_empty
+from txstream.core.batch_metas import BatchMetas, MetaCodec, is_empty
+from txstream.core.errors import DataLostError, TxstreamError
+from txstream.core.transaction import Txid
 from txstream.inspect.plain_metas import positions
 from txstream.inspect.records import Finding, Severity
 from txstream.settings import Settings
-from txstream.transaction import Txid
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
@@ -204,7 +204,7 @@ def begin_to_ask(settings: Settings, snapshot: Snapshot) -> Callable[[], SourceN
     """Ask the source of a snapshot beside what the caller does meanwhile. The function that is returned waits
     for the answer, at most until the time for everything is over."""
     if source_of(snapshot.identity, None, settings) is not None:
-        import txstream.spouts.kafka_coordinator  # noqa: F401 - before the time counts
+        import txstream.spouts.kafka.coordinator  # noqa: F401 - before the time counts
     answer: Future[SourceNow] = Future()
 
     def ask() -> None:

@@ -9,16 +9,16 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from txstream.api.errors import StateTableError, UsageError
 from txstream.api.schema import format_schema
+from txstream.core.errors import StateTableError, UsageError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid
 from txstream.inspect.databases import Databases, topology_databases
 from txstream.inspect.keys import check_key, parse_key
 from txstream.inspect.ledgers import no_such_txid
 from txstream.inspect.records import RowChange, StateRow, StateRows, StateTable, TableDiff
-from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state.reading import StateReading, StoredRow, StoredTable
-from txstream.transaction import Txid
 
 if TYPE_CHECKING:
     from txstream.inspect.records import MissingDatabase

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
 
 if TYPE_CHECKING:
     from txstream.metrics.of_ledgers import Totals

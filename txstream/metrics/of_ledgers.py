@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from txstream.api.errors import TxstreamError
+from txstream.core.errors import TxstreamError
+from txstream.core.transaction import Txid
 from txstream.inspect.databases import open_databases, open_zookeeper
 from txstream.inspect.overview import look
 from txstream.inspect.source import source_now
@@ -25,7 +26,6 @@ from txstream.metrics.catalog import Families
 from txstream.metrics.of_run import SOURCE_WAITS, Histogram
 from txstream.metrics.source_lag import ALL_PARTITIONS
 from txstream.settings import Settings
-from txstream.transaction import Txid
 
 if TYPE_CHECKING:
     from txstream.inspect.snapshot import Snapshot

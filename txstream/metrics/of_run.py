@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import Metric
 
-from txstream.api.errors import TxstreamError
 from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TrackedTopology
-from txstream.dead_letters import DeadLetter
+from txstream.core.dead_letters import DeadLetter
+from txstream.core.errors import TxstreamError
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.commit.committer import Prepared, state_committers
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.open_batches import Watcher
+from txstream.engine.loop.report import BatchTiming
 from txstream.engine.tracked.turns import Turns
 from txstream.metrics.catalog import Families
 from txstream.metrics.source_lag import SourceLag
-from txstream.report import BatchTiming
-from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
     from txstream.engine.start.driver import Driver

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
 from txstream.metrics import require_client
 
 if TYPE_CHECKING:

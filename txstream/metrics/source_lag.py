@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from txstream.api.errors import TxstreamError
 from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, SpoutContext
+from txstream.core.errors import TxstreamError
 
 _ASK_SECONDS = 2.0  # Prometheus gives a scrape 10 s
 _KEPT_ENDS = 60

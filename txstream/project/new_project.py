@@ -16,8 +16,8 @@ import tempfile
 from importlib.resources import files
 from pathlib import Path
 
-from txstream.api.errors import SchemaError, TopologyError, UsageError
-from txstream.api.names import validate_topology_id
+from txstream.core.errors import SchemaError, TopologyError, UsageError
+from txstream.core.names import validate_topology_id
 
 _FILES = {
     "{name}.py": "topology.py.mako",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
 
 T = TypeVar("T")
 

@@ -26,8 +26,8 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from typing import Any, NamedTuple
 
-from txstream.api.errors import TxstreamError
 from txstream.api.topology import Topology
+from txstream.core.errors import TxstreamError
 from txstream.simulation.plain_fold import Batch, Emitted, Inboxes, PlainFold, Runner, Spec, Tables, equal
 
 _MOST_ROWS = 100

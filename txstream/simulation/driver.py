@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from txstream.api.errors import FencedError, ServiceUnavailableError, TxstreamError
 from txstream.api.spouts import SpoutContext
-from txstream.batch_metas import MetaCodec
-from txstream.coordinator import EmitBatch
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.coordinator import EmitBatch
+from txstream.core.errors import FencedError, ServiceUnavailableError, TxstreamError
+from txstream.core.fault_points import Point
+from txstream.core.transaction import Epoch, TransactionAttempt, Txid
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.batch.runner_contract import BatchRunner
@@ -27,13 +29,11 @@ from txstream.engine.start import driver as product
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Services
 from txstream.engine.start.takeover import Takeover
-from txstream.fault_points import Point
 from txstream.simulation.program import Program
 from txstream.simulation.source import LogCoordinator
 from txstream.simulation.tasks import Runner
 from txstream.simulation.workers import SeededWorkers
 from txstream.state import FenceLockedError
-from txstream.transaction import Epoch, TransactionAttempt, Txid
 from txstream.zookeeper import LostAnswerError, MemoryProgress, Requests
 
 if TYPE_CHECKING:

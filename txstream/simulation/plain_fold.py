@@ -28,13 +28,6 @@ from txstream.api.bolts import (
     WorkerContext,
     overrides,
 )
-from txstream.api.errors import (
-    BatchFailedError,
-    BoltError,
-    TupleError,
-    TxstreamError,
-    UsageError,
-)
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.map_state import MapState, Updater
 from txstream.api.reducers import Count, Custom, Last, Max, Min, Reducer, Sum
@@ -46,7 +39,14 @@ from txstream.api.tuples import DEFAULT_STREAM, Chunk
 from txstream.bolts.aggregate import CountBolt, ReduceBolt
 from txstream.bolts.append import SqlAppendBolt
 from txstream.bolts.sql import SqlStateBolt
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.core.errors import (
+    BatchFailedError,
+    BoltError,
+    TupleError,
+    TxstreamError,
+    UsageError,
+)
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 
 Values = tuple[Any, ...]
 Table = dict[Values, Values]

@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from txstream.api.bolts import DataFrameBolt
-from txstream.api.errors import UsageError
 from txstream.api.spouts import SpoutContext
 from txstream.api.state import SqlState
 from txstream.api.topology import CommitChoice, Topology
-from txstream.batch_metas import MetaCodec
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import UsageError
+from txstream.core.wording import a
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.commit.state_targets import StateTarget, state_targets
 from txstream.simulation.known import Memo, Results, committer_with
 from txstream.simulation.source import Rows, SimulatedSource, rows_of, to_rows
 from txstream.simulation.truth import Truth
+from txstream.simulation.variant import with_states
 from txstream.spouts.memory import MemoryRange
 from txstream.state.store.layout import Spaces
-from txstream.variant import with_states
-from txstream.wording import a
 from txstream.zookeeper.tree import Node
 
 FIRST = "memory://one"

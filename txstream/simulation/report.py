@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from txstream.api.errors import TxstreamError
+from txstream.core.errors import TxstreamError
+from txstream.core.wording import counted
 from txstream.simulation.schedules import Schedule
 from txstream.simulation.world import World
-from txstream.wording import counted
 
 _LEAST = 3
 _NO_FAULTS = frozenset(("code changes", "meanwhile"))

@@ -17,9 +17,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from txstream.api.errors import UsageError
 from txstream.api.topology import Topology
-from txstream.semantics import Semantics
+from txstream.core.errors import UsageError
+from txstream.core.semantics import Semantics
 from txstream.simulation.determinism import NotDeterministicError, check_determinism
 from txstream.simulation.program import Program
 from txstream.simulation.report import Broken, NothingShownError, SimulationError, SimulationReport

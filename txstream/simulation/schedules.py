@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
 from txstream.simulation.chances import Chances, Played, Step, Written
 from txstream.simulation.plain_fold import Tables
 from txstream.simulation.program import Program

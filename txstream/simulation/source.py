@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from txstream.api.errors import ServiceUnavailableError, UsageError
 from txstream.api.rows import UnfitValueError, to_record_batch
 from txstream.api.spouts import (
     PartitionCoordinator,
@@ -19,10 +18,11 @@ from txstream.api.spouts import (
     SpoutContext,
     Unavailable,
 )
-from txstream.batch_metas import BatchMetas
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import ServiceUnavailableError, UsageError
+from txstream.core.transaction import TransactionAttempt
+from txstream.core.wording import a
 from txstream.spouts.memory import MemoryRange, MemorySpout
-from txstream.transaction import TransactionAttempt
-from txstream.wording import a
 
 if TYPE_CHECKING:
     from txstream.simulation.driver import SimulatedDriver

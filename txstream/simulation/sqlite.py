@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, event
 
-from txstream.api.errors import ServiceUnavailableError
-from txstream.semantics import Semantics
+from txstream.core.errors import ServiceUnavailableError
+from txstream.core.semantics import Semantics
 from txstream.simulation.stores import Client, with_late_calls
 from txstream.state import AnswerLostError, TableSpec, TopologyStates
 from txstream.state.sql.database import StateDatabase

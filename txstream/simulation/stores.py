@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import pyarrow as pa
 
-from txstream.api.errors import ServiceUnavailableError
-from txstream.semantics import Semantics
+from txstream.core.errors import ServiceUnavailableError
+from txstream.core.semantics import Semantics
 from txstream.state import AnswerLostError, FenceLockedError, TableSpec, TopologyStates
 from txstream.state.store.backend import StoreBackend
 from txstream.state.store.layout import Overlay, Spaces, Transaction

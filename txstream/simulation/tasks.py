@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from txstream.api.errors import (
+from txstream.api.topology import Phase
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import (
     BatchFailedError,
     BoltError,
     PartitionUnavailableError,
@@ -22,8 +24,7 @@ from txstream.api.errors import (
     StaleAttemptError,
     StateValueError,
 )
-from txstream.api.topology import Phase
-from txstream.batch_metas import BatchMetas
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.batch.layout import Layout, Stage
@@ -39,7 +40,6 @@ from txstream.engine.states.worker_databases import StorePlace
 from txstream.simulation.determinism import NotDeterministicError
 from txstream.simulation.source import LogEmitter
 from txstream.state import StateBackend
-from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
     from txstream.simulation.driver import SimulatedDriver

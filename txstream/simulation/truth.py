@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from txstream.api.errors import UsageError
 from txstream.api.topology import Topology
-from txstream.semantics import Semantics
+from txstream.core.errors import UsageError
+from txstream.core.semantics import Semantics
 from txstream.simulation.plain_fold import Batch, PlainFold, Tables, difference, equal, plain_fold
 from txstream.simulation.source import Rows
 

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.workers import Event, Lane, Timer
-from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
     from txstream.simulation.driver import SimulatedDriver

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from txstream.api.errors import StaleAttemptError, StateValueError, TxstreamError, UsageError
 from txstream.api.topology import CommitChoice
-from txstream.batch_metas import BatchMetas
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import StaleAttemptError, StateValueError, TxstreamError, UsageError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.commit.state_targets import StateTarget
 from txstream.engine.start.takeover import claim_identity
-from txstream.semantics import Semantics
 from txstream.simulation import sqlite
 from txstream.simulation.chances import Chances, Played, Step
 from txstream.simulation.driver import Actor, SimulatedDriver
@@ -33,7 +34,6 @@ from txstream.state import StateBackend
 from txstream.state.records import COMMITTED, BatchRecord
 from txstream.state.store.layout import Overlay
 from txstream.state.store.merging import Key
-from txstream.transaction import TransactionAttempt
 from txstream.zookeeper import MemoryTree
 from txstream.zookeeper.tree import Node
 

@@ -1,34 +1,47 @@
 """State in a SQL database or another store: fence, ledger, state tables, and the commit of a batch.
 
-Stores of get and put are loaded when first used.
+The names are loaded when they are first used.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txstream.lazy_names import home_of, lazily
-from txstream.state.backend import StateBackend
-from txstream.state.commit_protocol import StateTransaction, TopologyStates
-from txstream.state.records import (
-    AnswerLostError,
-    BatchRecord,
-    Commit,
-    FenceLockedError,
-    FenceRow,
-    TableSpec,
-    TopologyLife,
-)
-from txstream.state.registry import open_database, open_sql_database, place_of, register_backend
-from txstream.state.sql.database import StateDatabase
+from txstream.core.lazy_names import home_of, lazily
 
 if TYPE_CHECKING:
+    from txstream.state.backend import StateBackend
+    from txstream.state.commit_protocol import StateTransaction, TopologyStates
+    from txstream.state.records import (
+        AnswerLostError,
+        BatchRecord,
+        Commit,
+        FenceLockedError,
+        FenceRow,
+        TableSpec,
+        TopologyLife,
+    )
+    from txstream.state.registry import open_database, open_sql_database, place_of, register_backend
+    from txstream.state.sql.database import StateDatabase
     from txstream.state.store.backend import StoreBackend
     from txstream.state.store.layout import Transaction
     from txstream.state.store.memory import MemoryBackend
 
 _HOME_OF = home_of(
     {
+        "txstream.state.backend": ("StateBackend",),
+        "txstream.state.commit_protocol": ("StateTransaction", "TopologyStates"),
+        "txstream.state.records": (
+            "AnswerLostError",
+            "BatchRecord",
+            "Commit",
+            "FenceLockedError",
+            "FenceRow",
+            "TableSpec",
+            "TopologyLife",
+        ),
+        "txstream.state.registry": ("open_database", "open_sql_database", "place_of", "register_backend"),
+        "txstream.state.sql.database": ("StateDatabase",),
         "txstream.state.store.backend": ("StoreBackend",),
         "txstream.state.store.layout": ("Transaction",),
         "txstream.state.store.memory": ("MemoryBackend",),

@@ -18,14 +18,14 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from txstream.api.errors import StateTableError, UsageError
-from txstream.dead_letters import LetterKey
-from txstream.semantics import Semantics
+from txstream.core.dead_letters import LetterKey
+from txstream.core.errors import StateTableError, UsageError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, Txid
 from txstream.state.commit_protocol import StateTransaction, TopologyStates
 from txstream.state.dead_letters import DEAD, StoredDeadLetter
 from txstream.state.reading import StateReading
 from txstream.state.records import BatchRecord, FenceRow, TableSpec, TopologyLife
-from txstream.transaction import AttemptId, Txid
 
 
 class StateBackend(ABC):

@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from txstream.api.errors import SchemaError, StateTableError
 from txstream.api.schema import format_type, parse_schema
 from txstream.api.state import SqlState
+from txstream.core.errors import SchemaError, StateTableError
+from txstream.core.transaction import Txid
 from txstream.state.records import TableSpec
-from txstream.transaction import Txid
 
 
 def added_values(declared: Mapping[str, Any], spec: TableSpec) -> tuple[str, ...]:

@@ -34,9 +34,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from txstream.api.errors import ProgressMismatchError
-from txstream.fault_points import Point, Reached
-from txstream.semantics import Semantics
+from txstream.core.errors import ProgressMismatchError
+from txstream.core.fault_points import Point, Reached
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import FIRST_TXID, AttemptId, TransactionAttempt, Txid
 from txstream.state.dead_letters import DeadLetterTransaction
 from txstream.state.fence_rules import shown_attempt
 from txstream.state.records import (
@@ -49,7 +50,6 @@ from txstream.state.records import (
     TableSpec,
     TopologyLife,
 )
-from txstream.transaction import FIRST_TXID, AttemptId, TransactionAttempt, Txid
 
 if TYPE_CHECKING:
     from txstream.state.backend import StateBackend
@@ -107,7 +107,7 @@ class StateTransaction(DeadLetterTransaction, ABC):
 
     @abstractmethod
     def write(self, attempt: TransactionAttempt, spec: TableSpec, deltas: pa.Table) -> None:
-        """Merge prepared deltas into a table by the value rules of `txstream.semantics`.
+        """Merge prepared deltas into a table by the value rules of `txstream.core.semantics`.
 
         Raises TxidRegressionError for a row that is newer, StateValueError for a value that does not fit.
         """

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from txstream.api.errors import CorruptStateError, StateTableError, TopologyError
-from txstream.dead_letters import DeadLetter, LetterKey
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
-from txstream.wording import storable
+from txstream.core.dead_letters import DeadLetter, LetterKey
+from txstream.core.errors import CorruptStateError, StateTableError, TopologyError
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.core.wording import storable
 
 DEAD: Final = "dead"
 PLACE_LENGTH: Final = 400

@@ -9,17 +9,17 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from txstream.api.errors import (
+from txstream.api.reducers import Put
+from txstream.api.schema import format_type, parse_schema
+from txstream.api.state import SqlState, SqlTable
+from txstream.core.errors import (
     CorruptStateError,
     IdentityMismatchError,
     ProgressMismatchError,
     SchemaError,
     StateTableError,
 )
-from txstream.api.reducers import Put
-from txstream.api.schema import format_type, parse_schema
-from txstream.api.state import SqlState, SqlTable
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
 from txstream.state.changes import refused_changes
 from txstream.state.records import TableSpec
 

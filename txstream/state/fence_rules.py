@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from txstream.api.errors import CorruptStateError, ProgressMismatchError, StaleAttemptError
+from txstream.core.errors import CorruptStateError, ProgressMismatchError, StaleAttemptError
+from txstream.core.transaction import AttemptId, epoch_of, sequence_of
 from txstream.state.records import FenceRow, TopologyLife
-from txstream.transaction import AttemptId, epoch_of, sequence_of
 
 
 def own_fence(found: FenceRow | None, database: str, life: TopologyLife) -> FenceRow:

@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 
 from txstream.api.state import PREV_PREFIX, TXID_COLUMN, OnConflict
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid
 from txstream.state.records import BatchRecord
-from txstream.transaction import Txid
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from txstream.api.errors import CorruptStateError, ServiceUnavailableError, StateTableError
 from txstream.api.reducers import Reducer
 from txstream.api.state import SqlState
-from txstream.dead_letters import DeadLetter, LetterKey
-from txstream.semantics import Semantics
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.core.dead_letters import DeadLetter, LetterKey
+from txstream.core.errors import CorruptStateError, ServiceUnavailableError, StateTableError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 
 BatchStatus = Literal["committing", "committed"]
 COMMITTING: BatchStatus = "committing"
@@ -95,7 +95,7 @@ class Commit:
     (those of the commit of the batch before, which its own row cannot have), `attempts` (those of
     this txid that failed: attempt, error, failed_at), `waits` (what the run waited for since the
     batch before: what, since, until), `ended_before` (of a leader's first batch: the epoch of the last leader
-    that ended well, or null), `digests` (by table: `txstream.digests`). `letters` are
+    that ended well, or null), `digests` (by table: `txstream.core.digests`). `letters` are
     the records that `metas` leave out, in the one store of the topology that keeps them; `retried` are those
     of earlier batches that it retries, wherever they are. `horizons` are those of the batch before, by
     table: rows of a time before that may be removed.

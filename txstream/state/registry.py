@@ -14,11 +14,11 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Protocol
 
-from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.core.errors import ServiceUnavailableError, UsageError
+from txstream.core.wording import a
 from txstream.state.backend import StateBackend
 from txstream.state.sql import urls
 from txstream.state.sql.database import StateDatabase
-from txstream.wording import a
 
 ENTRY_POINTS: Final = "txstream.state_backends"
 """The group of entry points. An entry point's name is the scheme, its object a `BackendFactory`."""

@@ -12,10 +12,10 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txstream.api.errors import StateTableError, StateValueError
 from txstream.api.reducers import Reducer
 from txstream.api.schema import format_schema, format_type
-from txstream.semantics import Semantics
+from txstream.core.errors import StateTableError, StateValueError
+from txstream.core.semantics import Semantics
 from txstream.state.records import TableSpec
 
 

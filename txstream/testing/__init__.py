@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txstream.lazy_names import home_of, lazily
+from txstream.core.lazy_names import home_of, lazily
 
 if TYPE_CHECKING:
+    from txstream.core.fault_points import Point as Point
     from txstream.engine.batch.recorded_calls import (
         Call as Call,
         CallKind as CallKind,
     )
     from txstream.engine.local_runner import InProcessRunner as InProcessRunner
-    from txstream.fault_points import Point as Point
     from txstream.simulation.report import (
         SimulationError as SimulationError,
         SimulationReport as SimulationReport,
     )
     from txstream.simulation.runs import simulate as simulate
-    from txstream.spouts.failure_markers import (
+    from txstream.spouts.memory.failure_markers import (
         Crash as Crash,
         CrashError as CrashError,
         Fail as Fail,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 # The command line imports `txstream.cli.faults` and must not load an engine with it.
 _HOMES = {
-    "txstream.fault_points": ("Point",),
+    "txstream.core.fault_points": ("Point",),
     "txstream.engine.batch.recorded_calls": ("Call", "CallKind"),
     "txstream.testing.attempts": ("Attempt", "AttemptState"),
     "txstream.testing.bolts": ("BoltRun", "run_bolt"),
@@ -81,7 +81,7 @@ _HOMES = {
     "txstream.testing.control": ("NotReachedError",),
     "txstream.simulation.report": ("SimulationError", "SimulationReport"),
     "txstream.simulation.runs": ("simulate",),
-    "txstream.spouts.failure_markers": ("Crash", "CrashError", "Fail", "Marker"),
+    "txstream.spouts.memory.failure_markers": ("Crash", "CrashError", "Fail", "Marker"),
     "txstream.engine.local_runner": ("InProcessRunner",),
     "txstream.testing.state": (
         "StateCheck",

@@ -15,14 +15,14 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from txstream.api.errors import UsageError
 from txstream.api.topology import Phase
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.batch_metas import BatchMetas
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import UsageError
+from txstream.core.placement import TaskPlace
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch.recorded_calls import Call, CallKind
 from txstream.engine.batch.runner_contract import BatchResult
-from txstream.placement import TaskPlace
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 Row = tuple[Any, ...]
 

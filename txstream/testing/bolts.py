@@ -20,7 +20,6 @@ from txstream.api.bolts import (
     OutputFieldsDeclarer,
     StateCommitter,
 )
-from txstream.api.errors import StateValueError, TopologyError, TupleError, TxstreamError, UsageError
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.reducers import Put
 from txstream.api.rows import UnfitValueError, to_record_batch
@@ -35,18 +34,19 @@ from txstream.api.spouts import (
 from txstream.api.state import SqlState
 from txstream.api.topology import Component, Topology
 from txstream.api.tuples import DEFAULT_STREAM, Chunk
-from txstream.batch_metas import BatchMetas
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import StateValueError, TopologyError, TupleError, TxstreamError, UsageError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
 from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan, compile_topology
 from txstream.engine.batch.stage import Stopwatch, TaskFailedError, TaskRuntime
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.states.bindings import StateBinding
 from txstream.engine.states.state_cells import Cells, UnfitCellError
 from txstream.engine.states.worker_databases import OpenStores, StorePlace
-from txstream.folding import new_fold
-from txstream.semantics import Semantics
 from txstream.spouts.memory import MemoryRange
+from txstream.state.folding import new_fold
 from txstream.testing.attempts import Row, rows_of
-from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

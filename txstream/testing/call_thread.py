@@ -12,7 +12,7 @@ from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from txstream.api.errors import TxstreamError
+from txstream.core.errors import TxstreamError
 
 Answer = TypeVar("Answer")
 Call = tuple[Future[Any], Callable[[], Any]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
 
 
 class ManualClock:

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from txstream.api.errors import TxstreamError, UsageError
 from txstream.api.topology import Topology
-from txstream.coordinator import Phase
-from txstream.fault_points import At, Point
+from txstream.core.coordinator import Phase
+from txstream.core.errors import TxstreamError, UsageError
+from txstream.core.fault_points import At, Point
+from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.testing.driver import SteppedDriver, World
-from txstream.transaction import TransactionAttempt, Txid
 
 MOST_FAILURES = 100
 _PATIENCE_STEP_SECONDS = 0.01

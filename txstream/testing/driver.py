@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from txstream.api.errors import UsageError
 from txstream.api.topology import Topology
-from txstream.coordinator import Coordinator, EmitBatch
+from txstream.core.coordinator import Coordinator, EmitBatch
+from txstream.core.errors import UsageError
+from txstream.core.fault_points import Point, PointListener, nobody_listens
+from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.recorded_calls import CallSink, recorded
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
@@ -25,15 +27,13 @@ from txstream.engine.local_runner import InProcessRunner
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver
-from txstream.fault_points import Point, PointListener, nobody_listens
 from txstream.settings import Settings
-from txstream.spouts.failure_markers import CrashError
+from txstream.spouts.memory.failure_markers import CrashError
 from txstream.state import StateBackend
 from txstream.testing.attempts import Attempt, AttemptState, History
 from txstream.testing.clock import ManualClock
 from txstream.testing.services import MemoryServices
 from txstream.testing.stepping import SteppedWorkers
-from txstream.transaction import TransactionAttempt, Txid
 from txstream.zookeeper import ROOT, MemoryTree, OperatorRequests, Paths, ProgressStore
 
 if TYPE_CHECKING:

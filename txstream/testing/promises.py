@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
-from txstream.api.errors import TxstreamError, UsageError
+from txstream.core.errors import TxstreamError, UsageError
 from txstream.testing.call_thread import CallThread, NoAnswerError
 
 Answer = TypeVar("Answer")

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
-from txstream.batch_metas import MetaCodec
+from txstream.core.batch_metas import MetaCodec
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import StateTarget, state_targets

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from txstream.api.errors import BatchFailedError
+from txstream.core.errors import BatchFailedError
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.loop.workers import Clock, Event, Lane, ThreadWorkers
-from txstream.spouts.failure_markers import CrashError
-from txstream.transaction import TransactionAttempt
+from txstream.spouts.memory.failure_markers import CrashError
 
 T = TypeVar("T")
 

@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import BatchFailedError, UsageError
 from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TopologyBuilder, TrackedTopology
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.coordinator import Phase
+from txstream.core.coordinator import Phase
+from txstream.core.errors import BatchFailedError, UsageError
+from txstream.core.fault_points import At, Point, nobody_listens
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid
 from txstream.engine.batch.recorded_calls import Call
-from txstream.fault_points import At, Point, nobody_listens
-from txstream.semantics import Semantics
 from txstream.settings import Settings
-from txstream.spouts.failure_markers import CrashError
+from txstream.spouts.memory.failure_markers import CrashError
 from txstream.testing.attempts import Attempt, CallFile, CallList, CallLog, History, Row
 from txstream.testing.clock import ManualClock
 from txstream.testing.control import Control, NotReachedError
 from txstream.testing.driver import World
 from txstream.testing.services import StoredProgress
-from txstream.transaction import Txid
 from txstream.zookeeper import Kind, MemoryTree
 
 if TYPE_CHECKING:

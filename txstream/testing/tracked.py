@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
-from txstream.api.errors import UsageError
 from txstream.api.spouts import SpoutContext
 from txstream.api.tracked import MessageId
 from txstream.api.tracked_builder import TopologyBuilder, TrackedTopology
 from txstream.api.tuples import DEFAULT_STREAM
+from txstream.core.errors import UsageError
+from txstream.core.transaction import Epoch
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner_contract import Emitted, FedRunner
 from txstream.engine.local_runner import InProcessRunner
@@ -23,7 +24,6 @@ from txstream.engine.tracked.loop import TrackedLoop
 from txstream.settings import Settings
 from txstream.testing.clock import ManualClock
 from txstream.testing.topology import TopologyTest
-from txstream.transaction import Epoch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

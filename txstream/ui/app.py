@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from txstream.api.errors import TxstreamError, UsageError
+from txstream.core.errors import TxstreamError, UsageError
 from txstream.ui import views
 from txstream.ui.comparing import FAULTS
 from txstream.ui.guard import COOKIE, Guard, cookie_of, is_same

@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from shlex import join
 from typing import TYPE_CHECKING
 
-from txstream.api.errors import UsageError
-from txstream.given_secrets import is_secret_pair
+from txstream.core.errors import UsageError
 from txstream.settings import to_environment
+from txstream.settings.given_secrets import is_secret_pair
 
 if TYPE_CHECKING:
     from txstream.settings import Settings

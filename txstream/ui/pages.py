@@ -14,12 +14,12 @@ from starlette.responses import HTMLResponse, Response
 
 import txstream
 from txstream.api.tuples import DEFAULT_STREAM
+from txstream.core.placement import own_seconds
+from txstream.core.wording import counted, in_order, shown
 from txstream.drawing import timeline
 from txstream.drawing.graph import Edge, Node, svg as draw
-from txstream.placement import own_seconds
 from txstream.ui.timeline import STEPS
 from txstream.ui.views import shown_attempt
-from txstream.wording import counted, in_order, shown
 
 TABS = {
     "": "Now",

@@ -13,6 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
+from txstream.core.transaction import epoch_of
 from txstream.drawing.timeline import Chart, Fate, Range, Run, charts
 from txstream.inspect.ledgers import (
     COMMITTED,
@@ -23,12 +24,11 @@ from txstream.inspect.ledgers import (
     ranges_in,
     time_of,
 )
-from txstream.transaction import epoch_of
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from txstream.failing_batch import FailingBatch, Wait
+    from txstream.core.failing_batch import FailingBatch, Wait
     from txstream.inspect.records import Batch, FailedAttempt, PartitionRange
 
 STEPS = ("plan", "process", "wait", "commit")

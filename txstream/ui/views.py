@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstream import inspect
-from txstream.api.errors import ServiceUnavailableError, StateTableError, TxstreamError, UsageError
-from txstream.asking import NotRunningError
 from txstream.compare import kept
+from txstream.core.errors import ServiceUnavailableError, StateTableError, TxstreamError, UsageError
+from txstream.core.transaction import Txid, epoch_of, sequence_of
+from txstream.core.wording import in_order
 from txstream.drawing.graph import layers_of
 from txstream.drawing.topology import draw_topology
 from txstream.inspect.json_documents import (
@@ -31,11 +32,10 @@ from txstream.inspect.json_documents import (
 )
 from txstream.inspect.ledgers import failed_attempts, part_of, throughput
 from txstream.inspect.standing import Standing, standing_document
-from txstream.transaction import Txid, epoch_of, sequence_of
-from txstream.wording import in_order
+from txstream.zookeeper.asking import NotRunningError
 
 if TYPE_CHECKING:
-    from txstream.failing_batch import FailingBatch, Wait
+    from txstream.core.failing_batch import FailingBatch, Wait
     from txstream.inspect.records import Batch, MissingDatabase, TopologySummary
     from txstream.ui.site import Site
     from txstream.zookeeper.notes import Note
@@ -335,7 +335,7 @@ def source(site: Site, topology_id: str) -> dict[str, Any]:
 
 
 def _noted(site: Site, topology_id: str, note: Note[T]) -> T | None:
-    from txstream.batch_metas import MetaCodec
+    from txstream.core.batch_metas import MetaCodec
     from txstream.zookeeper import Paths
 
     with site.zookeeper() as zookeeper:
@@ -345,7 +345,7 @@ def _noted(site: Site, topology_id: str, note: Note[T]) -> T | None:
 def failures(site: Site, topology_id: str, before: int | None = None) -> dict[str, Any]:
     """Return why attempts failed, in some of the ledger's batches, and the dead letters by component and
     exception."""
-    from txstream.engine.loop.retry_policy import reason_of
+    from txstream.engine.letters.retry_policy import reason_of
 
     missing: list[MissingDatabase] = []
     looked = _batches(site, topology_id, before, LOOKED_BACK, missing)
@@ -518,7 +518,7 @@ def graph(site: Site, topology_id: str) -> bytes:
 def edges(site: Site, topology_id: str) -> dict[str, Any]:
     """Return the components of a recent batch with what their tasks took, and what passed between them, as
     the leader noted it. `slowest` is the component and the task that took longest."""
-    from txstream.batch_metas import MetaCodec
+    from txstream.core.batch_metas import MetaCodec
     from txstream.zookeeper import ASSIGNMENT, EDGES, Paths
 
     with site.zookeeper() as zookeeper:

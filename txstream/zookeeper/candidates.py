@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from txstream.batch_metas import to_json
+from txstream.core.batch_metas import to_json
 from txstream.zookeeper.fenced_tree import describe_this_process
 from txstream.zookeeper.tree import Tree
 

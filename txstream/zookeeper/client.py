@@ -32,12 +32,13 @@ from kazoo.protocol import serialization
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL
 
-from txstream.addresses import unresolved
-from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, UsageError
-from txstream.backoff import Backoff
-from txstream.batch_metas import MetaCodec
+from txstream.core.backoff import Backoff
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import LeaderExistsError, ServiceUnavailableError, UsageError
+from txstream.core.waiting import Waiting, WaitStoppedError
 from txstream.settings import Settings
-from txstream.waiting import Waiting, WaitStoppedError
+from txstream.settings.addresses import unresolved
+from txstream.settings.zookeeper_access import DIGEST, SASL, SYSTEM, ZooKeeperAccess
 from txstream.zookeeper.candidates import Candidate, candidates, first_living, present_leader
 from txstream.zookeeper.fenced_tree import Hook
 from txstream.zookeeper.identity import Identity
@@ -46,7 +47,6 @@ from txstream.zookeeper.paths import ROOT, Paths
 from txstream.zookeeper.progress import ProgressStore
 from txstream.zookeeper.request_queue import OperatorRequests
 from txstream.zookeeper.tree import LostAnswerError
-from txstream.zookeeper_access import DIGEST, SASL, SYSTEM, ZooKeeperAccess
 
 # Without any handler Python prints a library's warnings to standard error; with this one they go where the
 # application's own logging configuration sends them, and nowhere when it has none.

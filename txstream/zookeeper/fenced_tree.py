@@ -15,8 +15,8 @@ import socket
 import uuid
 from collections.abc import Callable, Sequence
 
-from txstream.api.errors import CoordinatorError, CorruptStateError, FencedError
-from txstream.transaction import Epoch
+from txstream.core.errors import CoordinatorError, CorruptStateError, FencedError
+from txstream.core.transaction import Epoch
 from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.tree import Check, LostAnswerError, Operation, RefusedError, SetData, Tree
 from txstream.zookeeper.znode_values import MAX_EPOCH, StoredEpoch

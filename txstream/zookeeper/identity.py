@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from txstream.api.errors import CorruptStateError
-from txstream.batch_metas import to_json
-from txstream.semantics import Semantics
+from txstream.core.batch_metas import to_json
+from txstream.core.errors import CorruptStateError
+from txstream.core.semantics import Semantics
 from txstream.zookeeper.znode_values import parse_object, take, take_strings
 
 FORMAT = 1

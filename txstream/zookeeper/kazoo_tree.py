@@ -24,8 +24,8 @@ from kazoo.exceptions import (
 )
 from kazoo.protocol.states import EventType, KazooState
 
-from txstream.api.errors import ServiceUnavailableError
-from txstream.waiting import Waiting
+from txstream.core.errors import ServiceUnavailableError
+from txstream.core.waiting import Waiting
 from txstream.zookeeper.tree import (
     Check,
     Create,

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable
 
 from kazoo.exceptions import NoNodeError
 
-from txstream.api.errors import LeaderExistsError, ServiceUnavailableError
-from txstream.waiting import Waiting, WaitStoppedError
+from txstream.core.errors import LeaderExistsError, ServiceUnavailableError
+from txstream.core.waiting import Waiting, WaitStoppedError
 from txstream.zookeeper.candidates import candidate_at, candidate_data, in_order
 from txstream.zookeeper.client import ZooKeeper
 from txstream.zookeeper.kazoo_tree import KazooTree

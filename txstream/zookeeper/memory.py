@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from txstream.batch_metas import MetaCodec
-from txstream.waiting import WaitStoppedError
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.waiting import WaitStoppedError
 from txstream.zookeeper.fenced_tree import Hook
 from txstream.zookeeper.paths import ROOT, Paths
 from txstream.zookeeper.progress import ProgressStore

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
-from txstream.api.errors import CorruptStateError
-from txstream.batch_metas import to_json
-from txstream.failing_batch import FailingBatch, Wait
-from txstream.placement import Assignment, EdgeTuples, TaskPlace
-from txstream.transaction import FIRST_TXID, Epoch, Txid
+from txstream.core.batch_metas import to_json
+from txstream.core.errors import CorruptStateError
+from txstream.core.failing_batch import FailingBatch, Wait
+from txstream.core.placement import Assignment, EdgeTuples, TaskPlace
+from txstream.core.transaction import FIRST_TXID, Epoch, Txid
 from txstream.zookeeper.fenced_tree import FencedTree
 from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.tree import Create, Delete, LostAnswerError, Operation, SetData

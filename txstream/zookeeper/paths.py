@@ -6,9 +6,9 @@ import functools
 import re
 from dataclasses import dataclass
 
-from txstream.api.errors import CorruptStateError
-from txstream.api.names import validate_topology_id
-from txstream.transaction import Txid
+from txstream.core.errors import CorruptStateError
+from txstream.core.names import validate_topology_id
+from txstream.core.transaction import Txid
 
 ROOT = "/txstream/topologies"
 _SHOWN = re.compile(

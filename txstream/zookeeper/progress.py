@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from txstream.api.errors import CoordinatorError, CorruptStateError, ServiceUnavailableError
-from txstream.batch_metas import BatchMetas, MetaCodec
-from txstream.transaction import FIRST_TXID, AttemptId, Epoch, Txid
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.errors import CoordinatorError, CorruptStateError, ServiceUnavailableError
+from txstream.core.transaction import FIRST_TXID, AttemptId, Epoch, Txid
 from txstream.zookeeper.fenced_tree import MAX_RACES, FencedTree, Hook
 from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.notes import Notes

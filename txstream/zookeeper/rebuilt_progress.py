@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from txstream.api.errors import CorruptStateError
-from txstream.batch_metas import MetaCodec
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import CorruptStateError
 from txstream.zookeeper.fenced_tree import MAX_RACES, FencedTree
 from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.paths import Paths

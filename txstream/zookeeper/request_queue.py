@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from txstream.api.errors import CorruptStateError, ServiceUnavailableError, UsageError
+from txstream.core.errors import CorruptStateError, ServiceUnavailableError, UsageError
 from txstream.zookeeper.fenced_tree import MAX_RACES, FencedTree, Hook
 from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.requests import Answer, Answered, Asked, Kind, Request, Requests

@@ -16,9 +16,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from txstream.api.errors import CorruptStateError
-from txstream.batch_metas import to_json
-from txstream.transaction import Txid
+from txstream.core.batch_metas import to_json
+from txstream.core.errors import CorruptStateError
+from txstream.core.transaction import Txid
 from txstream.zookeeper.znode_values import parse_object, take, take_optional, take_time
 
 # An operator waits for seconds; this many answers do not come in that time.

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from txstream.api.errors import CorruptStateError, MetaTooLargeError
-from txstream.batch_metas import BatchMetas, MetaCodec, to_json
-from txstream.transaction import FIRST_TXID, AttemptId, Epoch, Txid
+from txstream.core.batch_metas import BatchMetas, MetaCodec, to_json
+from txstream.core.errors import CorruptStateError, MetaTooLargeError
+from txstream.core.transaction import FIRST_TXID, AttemptId, Epoch, Txid
 
 COMPRESSED_PAST_BYTES = 64 * 1024
 # ZooKeeper cuts the connection of a request past 1 MiB, which looks like an outage.

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from support.line_source import LineCoordinator, LineEmitter, LineLog, LineRange, LineSource
 from support.wrong_spouts.registry import Plan, breaks
-from txstream.api.errors import DataLostError, PartitionUnavailableError
 from txstream.api.spouts import Unavailable
-from txstream.transaction import TransactionAttempt
+from txstream.core.errors import DataLostError, PartitionUnavailableError
+from txstream.core.transaction import TransactionAttempt
 
 
 def hidden(log: LineLog) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from support.line_source import LineCoordinator, LineEmitter, LineRange, LineSource
 from support.wrong_spouts.registry import Plan, breaks
 from txstream.api.spouts import Unavailable
-from txstream.transaction import TransactionAttempt, Txid
+from txstream.core.transaction import TransactionAttempt, Txid
 
 # --- what all batches together hold -------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from support.line_source import LineCoordinator, LineEmitter, LineRange, LineSource
 from support.wrong_spouts.registry import Plan, breaks
 from txstream.api.spouts import SpoutContext
-from txstream.transaction import TransactionAttempt, sequence_of
+from txstream.core.transaction import TransactionAttempt, sequence_of
 
 
 @breaks("rows-as-declared")

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from support.line_source import LineCoordinator, LineEmitter, LineRange, LineSource
 from support.wrong_spouts.registry import Plan, breaks
-from txstream.api.errors import PartitionUnavailableError
-from txstream.transaction import TransactionAttempt
+from txstream.core.errors import PartitionUnavailableError
+from txstream.core.transaction import TransactionAttempt
 
 
 @breaks("identity-is-stable")

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from support.wrong_states.registry import breaks
-from txstream.fault_points import Point, Reached
-from txstream.semantics import Semantics
+from txstream.core.fault_points import Point, Reached
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.state import (
     BatchRecord,
     Commit,
@@ -24,7 +25,6 @@ from txstream.state.commit_protocol import nobody
 from txstream.state.records import COMMITTED
 from txstream.state.store import layout
 from txstream.state.store.merging import RowRules
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 
 @breaks("commit-is-atomic")

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from support.wrong_states.registry import breaks
+from txstream.core.transaction import AttemptId, TransactionAttempt
 from txstream.state import FenceRow, MemoryBackend, TopologyLife, TopologyStates, Transaction
 from txstream.state.commit_protocol import Writes
 from txstream.state.store import layout
-from txstream.transaction import AttemptId, TransactionAttempt
 
 
 def put(here: Transaction, topology: str, uuid: str, attempt: AttemptId) -> None:

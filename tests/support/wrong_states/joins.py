@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from support.wrong_states.registry import breaks
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId
 from txstream.state import BatchRecord, FenceRow, MemoryBackend, TableSpec, TopologyLife, Transaction
 from txstream.state.declarations import Owner
 from txstream.state.store import layout
 from txstream.state.store.memory import _Store
-from txstream.transaction import AttemptId
 
 
 @breaks("nothing-known-is-no-error")

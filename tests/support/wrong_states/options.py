@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from support.wrong_states.registry import breaks
+from txstream.core.transaction import AttemptId, Txid
 from txstream.state import BatchRecord, MemoryBackend, TopologyLife
 from txstream.state.reading import StateReading
 from txstream.state.store import layout
-from txstream.transaction import AttemptId, Txid
 
 
 @breaks("pruning-keeps-the-end")

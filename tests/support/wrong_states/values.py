@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 
 from support.wrong_states.commits import with_rules
 from support.wrong_states.registry import breaks
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.state import MemoryBackend, TableSpec, TopologyLife, TopologyStates, Transaction
 from txstream.state.declarations import Owner
 from txstream.state.store import layout
 from txstream.state.store.merging import Key, RowRules, RowValues, Values
-from txstream.transaction import TransactionAttempt, Txid
 
 
 class Overwriting(RowRules):

@@ -15,10 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from txstream.api.errors import TupleError, TxstreamError, UsageError
 from txstream.api.rows import UnfitValueError, to_column
 from txstream.api.schema import format_schema, format_type
 from txstream.api.tuples import DEFAULT_STREAM, Chunk
+from txstream.core.errors import TupleError, TxstreamError, UsageError
 from txstream.engine.batch.edge_counts import EdgeCount, EdgeName, shared_out
 from txstream.engine.batch.execution_plan import BoltSpec, Edge, ExecutionPlan, Input
 from txstream.engine.batch.layout import Layout, Stage

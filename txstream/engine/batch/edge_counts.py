@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
-from txstream.api.errors import ShortBatchError
-from txstream.transaction import TransactionAttempt
-from txstream.wording import counted
+from txstream.core.errors import ShortBatchError
+from txstream.core.transaction import TransactionAttempt
+from txstream.core.wording import counted
 
 
 class EdgeName(NamedTuple):

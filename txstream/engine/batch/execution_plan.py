@@ -23,13 +23,13 @@ from pyspark import cloudpickle
 
 from txstream.api.bolt_checks import SHIPPING_REMEDY
 from txstream.api.bolts import Bolt, DataFrameBolt, MergeableBolt, StateCommitter
-from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.reducers import BUILT_IN_MERGES, Reducer
 from txstream.api.spouts import PartitionedSpout, SpoutContext
 from txstream.api.topology import Component, Topology
 from txstream.api.tracked_builder import TrackedTopology
-from txstream.batch_metas import MetaCodec
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import TopologyError
 from txstream.engine.states.bindings import Bindings
 
 

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from txstream.api import errors
 from txstream.api.tuples import DEFAULT_STREAM
+from txstream.core import errors
+from txstream.core.transaction import TransactionAttempt
+from txstream.core.wording import storable
 from txstream.engine.batch.sought import Sought
-from txstream.transaction import TransactionAttempt
-from txstream.wording import storable
 
 # The callers of user code. Bolts, spouts and examples that ship with txstream are shown like a user's own.
 _FRAMEWORK = Path(__file__).resolve().parents[2]

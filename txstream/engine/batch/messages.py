@@ -22,14 +22,14 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from txstream.api.errors import ShortBatchError
-from txstream.digests import TableDigest
+from txstream.core.digests import TableDigest
+from txstream.core.errors import ShortBatchError
+from txstream.core.placement import TaskPlace
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.core.wording import counted
 from txstream.engine.batch.edge_counts import EdgeCount, EdgeName, counts_of
 from txstream.engine.batch.executor_failures import Failure
 from txstream.engine.batch.sought import Sought
-from txstream.placement import TaskPlace
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
-from txstream.wording import counted
 
 _LENGTH = struct.Struct(">I")
 _ALIGNMENT_BYTES = 8

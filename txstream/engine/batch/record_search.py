@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from txstream.api.errors import LateRecordError, TxstreamError
-from txstream.batch_metas import BatchMetas, alone_in, halves, holds_record, is_left, only, only_record
-from txstream.dead_letters import Excluded
+from txstream.core.batch_metas import BatchMetas, alone_in, halves, holds_record, is_left, only, only_record
+from txstream.core.dead_letters import Excluded
+from txstream.core.errors import LateRecordError, TxstreamError
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.executor_failures import OF_A_RECORD, CrashError, Failure, describe
 from txstream.engine.batch.layout import max_width
@@ -30,7 +31,6 @@ from txstream.engine.batch.sizing import batch_width, planned_records, work_orde
 from txstream.engine.batch.sought import Sought
 from txstream.engine.batch.worker import run_first_stage
 from txstream.engine.batch.worker_process import WorkerProcess
-from txstream.transaction import TransactionAttempt
 
 _LATE_AT_ONCE: Final = 1_000
 _PIECE_RECORDS: Final = 20_000

@@ -15,8 +15,8 @@ import pyarrow as pa
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, StateCommitter, TopologyContext
 from txstream.api.topology import Phase
 from txstream.api.tuples import Chunk, Tuple
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.execution_plan import BoltSpec
-from txstream.transaction import TransactionAttempt
 
 
 class CallKind(StrEnum):

@@ -18,9 +18,9 @@ from typing import Any, Protocol, TypeVar, assert_never
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txstream.api.errors import ShortBatchError, TupleError
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.stable_hash import task_of, tasks_of_partial_key
+from txstream.core.errors import ShortBatchError, TupleError
 
 Part = tuple[int, pa.RecordBatch]
 Parts = Iterator[Part]

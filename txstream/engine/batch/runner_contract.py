@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from txstream.batch_metas import BatchMetas
-from txstream.digests import TableDigest
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.digests import TableDigest
+from txstream.core.placement import EdgeTuples, TaskPlace
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.edge_counts import EdgeCount
 from txstream.engine.batch.messages import Tracked, WorkOrder
-from txstream.placement import EdgeTuples, TaskPlace
-from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
     from txstream.engine.batch.record_search import FailingRecord

@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import cloudpickle
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.executor_failures import Failure, describe
 from txstream.engine.batch.messages import pack, unpack
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.states.worker_databases import StorePlace
-from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
     from txstream.state import TableSpec, TopologyLife

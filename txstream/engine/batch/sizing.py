@@ -11,11 +11,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from txstream.batch_metas import BatchMetas
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import lay_out, max_width
 from txstream.engine.batch.messages import WorkOrder
-from txstream.transaction import TransactionAttempt
 
 ONE_TASK_RECORDS = 4_000
 _TWO_TASK_RECORDS = 40_000

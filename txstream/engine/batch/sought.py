@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txstream.api.errors import BoltError
+from txstream.core.errors import BoltError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from txstream.api.bolts import BasicBolt, BatchBolt, StateCommitter, TopologyContext, overrides, refuse_result
-from txstream.api.errors import BatchFailedError, ShortBatchError
 from txstream.api.tracked import RichBolt
 from txstream.api.tuples import Chunk, Tuple
-from txstream.digests import TableDigest, added_up
+from txstream.core.digests import TableDigest, added_up
+from txstream.core.errors import BatchFailedError, ShortBatchError
+from txstream.core.placement import TaskPlace
+from txstream.core.transaction import TransactionAttempt
+from txstream.core.wording import counted
 from txstream.engine.batch.collector import Collector, Outbox, Send
 from txstream.engine.batch.edge_counts import EdgeName
 from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan
@@ -31,9 +34,6 @@ from txstream.engine.batch.layout import Layout, Stage
 from txstream.engine.batch.messages import Parcel, Tracked, WorkOrder
 from txstream.engine.batch.state_tasks import TaskStates
 from txstream.engine.batch.worker_process import WorkerProcess
-from txstream.placement import TaskPlace
-from txstream.transaction import TransactionAttempt
-from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.engine.batch.tracked_tasks import TrackedTask

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from txstream.api.errors import ServiceUnavailableError
-from txstream.digests import TableDigest, digest_of
+from txstream.core.digests import TableDigest, digest_of
+from txstream.core.errors import ServiceUnavailableError
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.execution_plan import BoltSpec
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.states.bindings import StateBinding
 from txstream.engine.states.state_cache import StateCache
 from txstream.engine.states.task_map_state import Load, Ownership, TaskMapState
 from txstream.engine.states.worker_databases import StorePlace
-from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
     from txstream.state import TableSpec

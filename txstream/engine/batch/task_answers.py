@@ -11,13 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from txstream.digests import added_up
+from txstream.core.digests import added_up
+from txstream.core.placement import TaskPlace
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.edge_counts import EdgeCount, require_delivered
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.messages import Answer
 from txstream.engine.batch.runner_contract import BatchResult, Emitted
-from txstream.placement import TaskPlace
-from txstream.transaction import TransactionAttempt
 
 
 def open_answers(attempt: TransactionAttempt, messages: Iterable[bytes]) -> list[Answer]:

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from txstream.api.topology import Phase
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import Layout
-from txstream.transaction import TransactionAttempt
 
 # A stage's position, and one of its Spark tasks.
 Ended = Collection[tuple[int, int]]

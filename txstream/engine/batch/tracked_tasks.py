@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from txstream.api.errors import UsageError
 from txstream.api.tuples import DEFAULT_STREAM, Chunk, Tuple
+from txstream.core.errors import UsageError
+from txstream.core.wording import storable
 from txstream.engine.batch.anchors import (
     ACKED,
     FAILED,
@@ -28,7 +29,6 @@ from txstream.engine.batch.anchors import (
     open_chunk,
 )
 from txstream.engine.batch.messages import Tracked
-from txstream.wording import storable
 
 if TYPE_CHECKING:
     from txstream.acker.ids import Roots

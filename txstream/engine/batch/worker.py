@@ -17,9 +17,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from txstream.api.errors import BoltError, ShortBatchError
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.batch_metas import pieces
+from txstream.core.batch_metas import pieces
+from txstream.core.errors import BoltError, ShortBatchError
+from txstream.core.placement import TaskPlace
+from txstream.core.wording import counted
 from txstream.engine.batch.edge_counts import EdgeCount, EdgeName, shared_out
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.executor_failures import CrashError, describe
@@ -36,8 +38,6 @@ from txstream.engine.batch.messages import (
 )
 from txstream.engine.batch.stage import StageRun, TaskFailedError
 from txstream.engine.batch.worker_process import WorkerProcess
-from txstream.placement import TaskPlace
-from txstream.wording import counted
 
 # A chunk of this size is worth the cost of a bolt's call.
 _CHUNK_ROWS = 20_000

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from txstream.api.bolts import Bolt, WorkerContext
 from txstream.api.spouts import PartitionEmitter
-from txstream.batch_metas import MetaCodec
+from txstream.core.batch_metas import MetaCodec
 from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan
 from txstream.engine.states.state_cache import StateCache
 from txstream.engine.states.worker_databases import OpenStores

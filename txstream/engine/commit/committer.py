@@ -25,7 +25,12 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from txstream.api.bolts import StateCommitter
-from txstream.api.errors import (
+from txstream.api.retention import late_rows, late_words
+from txstream.api.topology import Topology
+from txstream.core.batch_metas import Encoded
+from txstream.core.dead_letters import DeadLetter, LetterKey
+from txstream.core.digests import TableDigest, digest_of
+from txstream.core.errors import (
     BatchFailedError,
     FencedError,
     LateRecordError,
@@ -33,19 +38,14 @@ from txstream.api.errors import (
     StateValueError,
     TopologyError,
 )
-from txstream.api.topology import Topology
-from txstream.batch_metas import Encoded
-from txstream.dead_letters import DeadLetter, LetterKey
-from txstream.digests import TableDigest, digest_of
+from txstream.core.failing_batch import Wait
+from txstream.core.fault_points import Point, Reached
+from txstream.core.transaction import AttemptId, Epoch, TransactionAttempt, Txid, epoch_of
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.batch.shares import StateWrite, TableDeltas
 from txstream.engine.commit.state_targets import StateTarget, state_targets
-from txstream.failing_batch import Wait
-from txstream.fault_points import Point, Reached
-from txstream.folding import new_fold
-from txstream.retention import late_rows, late_words
 from txstream.state import AnswerLostError, Commit, TopologyStates
-from txstream.transaction import AttemptId, Epoch, TransactionAttempt, Txid, epoch_of
+from txstream.state.folding import new_fold
 
 __all__ = ["BatchCommitter", "Committing", "ProcessedBatch", "StateTarget", "state_targets"]
 

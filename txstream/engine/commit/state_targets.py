@@ -12,10 +12,10 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from txstream.api.bolts import StateCommitter
-from txstream.api.errors import TopologyError
 from txstream.api.reducers import Put
 from txstream.api.topology import Component, StateUse, Topology
 from txstream.api.tracked_builder import TrackedTopology
+from txstream.core.errors import TopologyError
 from txstream.engine.batch.shares import TableDeltas
 from txstream.engine.states.bindings import Bindings, StateBinding
 from txstream.engine.states.worker_databases import StorePlace

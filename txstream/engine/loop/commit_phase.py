@@ -14,17 +14,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from txstream.api.errors import StateValueError
-from txstream.batch_metas import MetaCodec
-from txstream.coordinator import EmitCommit
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.coordinator import EmitCommit
+from txstream.core.errors import StateValueError
+from txstream.core.fault_points import Point
+from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.engine.batch.runner_contract import NOTHING, BatchResult, BatchRunner, edges_of
 from txstream.engine.batch.shares import StateWrite
 from txstream.engine.commit.committer import BatchCommitter, Committing, Prepared, ProcessedBatch
 from txstream.engine.loop.open_batches import Batches, Watcher
+from txstream.engine.loop.report import Statistics
 from txstream.engine.loop.workers import Lane
-from txstream.fault_points import Point
-from txstream.report import Statistics
-from txstream.transaction import TransactionAttempt, Txid
 
 
 class CommitPhase:

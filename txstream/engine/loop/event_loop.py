@@ -15,8 +15,8 @@ from typing import Any
 
 from txstream.api.spouts import PartitionCoordinator
 from txstream.api.topology import Topology
-from txstream.batch_metas import BatchMetas, MetaCodec
-from txstream.coordinator import (
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.coordinator import (
     Advance,
     Amend,
     Cancel,
@@ -28,10 +28,14 @@ from txstream.coordinator import (
     Plan,
     shown,
 )
+from txstream.core.fault_points import Point, PointListener, nobody_listens
+from txstream.core.transaction import TransactionAttempt, Txid, about
+from txstream.core.waiting import RunAbortedError, Waiting
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import BatchCommitter
+from txstream.engine.letters.retries import Retries
+from txstream.engine.letters.rows import Letters
 from txstream.engine.loop.commit_phase import CommitPhase
-from txstream.engine.loop.dead_letter_rows import Letters
 from txstream.engine.loop.failed_attempts import FailedAttempts
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
@@ -40,13 +44,9 @@ from txstream.engine.loop.operator_requests import Operators, question
 from txstream.engine.loop.pace import Pace
 from txstream.engine.loop.planning import Planning
 from txstream.engine.loop.processing import Processing
-from txstream.engine.loop.retries import Retries
+from txstream.engine.loop.report import BatchTiming, Statistics
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Event, Lane, Workers
-from txstream.fault_points import Point, PointListener, nobody_listens
-from txstream.report import BatchTiming, Statistics
-from txstream.transaction import TransactionAttempt, Txid, about
-from txstream.waiting import RunAbortedError, Waiting
 from txstream.zookeeper import ProgressStore, Request
 
 log = logging.getLogger(__name__)

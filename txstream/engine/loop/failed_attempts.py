@@ -11,14 +11,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from txstream.api.errors import PartitionUnavailableError, ServiceUnavailableError, StaleAttemptError
 from txstream.api.topology import Topology
-from txstream.batch_metas import MetaCodec
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import PartitionUnavailableError, ServiceUnavailableError, StaleAttemptError
+from txstream.core.failing_batch import FailingBatch
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.engine.batch.sizing import planned_records
-from txstream.engine.loop.leadership_watch import if_leading
-from txstream.engine.loop.open_batches import Batches, Watcher
-from txstream.engine.loop.operator_requests import Operators
-from txstream.engine.loop.retry_policy import (
+from txstream.engine.letters.retry_policy import (
     AttemptTime,
     TxidFailures,
     Verdict,
@@ -28,12 +28,12 @@ from txstream.engine.loop.retry_policy import (
     reason_of,
     reason_without_data,
 )
+from txstream.engine.loop.leadership_watch import if_leading
+from txstream.engine.loop.open_batches import Batches, Watcher
+from txstream.engine.loop.operator_requests import Operators
+from txstream.engine.loop.report import Statistics
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Lane
-from txstream.failing_batch import FailingBatch
-from txstream.report import Statistics
-from txstream.semantics import Semantics
-from txstream.transaction import TransactionAttempt, Txid
 from txstream.zookeeper import ProgressStore
 
 log = logging.getLogger(__name__)

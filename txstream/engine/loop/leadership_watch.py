@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from txstream.api.errors import FencedError, ServiceUnavailableError, SparkLostError
+from txstream.core.errors import FencedError, ServiceUnavailableError, SparkLostError
 from txstream.engine.loop.open_batches import Batches
 from txstream.engine.loop.workers import Lane, Workers
 from txstream.zookeeper import Leadership, ProgressStore

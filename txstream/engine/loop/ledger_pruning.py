@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
-from txstream.api.errors import TxstreamError
-from txstream.ledger_retention import Keep
+from txstream.core.errors import TxstreamError
+from txstream.core.ledger_retention import Keep
 from txstream.state import StateBackend
 
 log = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from txstream.api.errors import BatchFailedError, ServiceUnavailableError
 from txstream.api.spouts import PartitionCoordinator
+from txstream.core.errors import BatchFailedError, ServiceUnavailableError
+from txstream.core.waiting import BACKOFF, Waiting
 from txstream.engine.loop.open_batches import Batches
 from txstream.engine.loop.workers import Lane
-from txstream.waiting import BACKOFF, Waiting
 
 _WHAT = "the end of the log"
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from txstream.coordinator import Command, Coordinator, EmitBatch
-from txstream.dead_letters import DeadLetter
+from txstream.core.coordinator import Command, Coordinator, EmitBatch
+from txstream.core.dead_letters import DeadLetter
+from txstream.core.fault_points import Point
+from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.commit.committer import Prepared
+from txstream.engine.loop.report import BatchTiming
 from txstream.engine.loop.workers import Workers
-from txstream.fault_points import Point
-from txstream.report import BatchTiming
-from txstream.transaction import TransactionAttempt, Txid
 
 if TYPE_CHECKING:
     from txstream.engine.loop.failed_attempts import FailedAttempts

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from txstream.api.errors import UsageError
 from txstream.api.topology import Topology
-from txstream.coordinator import Coordinator
+from txstream.core.coordinator import Coordinator
+from txstream.core.errors import UsageError
+from txstream.core.transaction import FIRST_TXID, Txid
 from txstream.engine.loop.slots import Slots
-from txstream.transaction import FIRST_TXID, Txid
 from txstream.zookeeper import InForce, Kind, Request, Requests
 
 log = logging.getLogger(__name__)

@@ -14,17 +14,17 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Protocol
 
-from txstream.api.errors import CorruptStateError, ServiceUnavailableError
-from txstream.coordinator import Coordinator
+from txstream.core.coordinator import Coordinator
+from txstream.core.errors import CorruptStateError, ServiceUnavailableError
+from txstream.core.failing_batch import FailingBatch, Wait
+from txstream.core.placement import Assignment
+from txstream.core.story import LONGEST_STORY
+from txstream.core.transaction import Txid
+from txstream.core.waiting import Waiting
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.batch.task_tree import TellsTasks
 from txstream.engine.loop.operator_changes import Judgement, Steering
 from txstream.engine.loop.workers import Lane, Workers
-from txstream.failing_batch import FailingBatch, Wait
-from txstream.placement import Assignment
-from txstream.story import LONGEST_STORY
-from txstream.transaction import Txid
-from txstream.waiting import Waiting
 from txstream.zookeeper import (
     ASSIGNMENT,
     AWAY,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from txstream.transaction import Txid
+from txstream.core.transaction import Txid
 
 FLOOR_RECORDS: Final = 100
 """Below this, the batch itself takes longer than its records, so fewer would not help."""

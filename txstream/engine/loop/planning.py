@@ -15,22 +15,22 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from txstream.api.errors import BatchFailedError, ServiceUnavailableError
+from txstream.api.retention import next_horizons
 from txstream.api.spouts import PartitionCoordinator
-from txstream.backoff import Backoff
-from txstream.batch_metas import BatchMetas
-from txstream.coordinator import Phase, Plan
+from txstream.core.backoff import Backoff
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.coordinator import Phase, Plan
+from txstream.core.errors import BatchFailedError, ServiceUnavailableError
+from txstream.core.transaction import Txid, about
+from txstream.core.waiting import Waiting
 from txstream.engine.batch.sizing import ONE_TASK_RECORDS, planned_records
+from txstream.engine.letters.retries import Retries
 from txstream.engine.loop.leadership_watch import if_leading
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Batches
 from txstream.engine.loop.pace import Pace
-from txstream.engine.loop.retries import Retries
 from txstream.engine.loop.unreadable_partitions import CHECK_SECONDS, UnreadablePartitions
 from txstream.engine.loop.workers import Lane
-from txstream.retention import next_horizons
-from txstream.transaction import Txid, about
-from txstream.waiting import Waiting
 from txstream.zookeeper import ProgressStore
 
 log = logging.getLogger(__name__)

@@ -15,23 +15,23 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from txstream.api.topology import Topology
-from txstream.batch_metas import BatchMetas, MetaCodec
-from txstream.coordinator import EmitBatch, Phase
-from txstream.dead_letters import DeadLetter
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.coordinator import EmitBatch, Phase
+from txstream.core.dead_letters import DeadLetter
+from txstream.core.transaction import TransactionAttempt, Txid
+from txstream.core.wording import counted
 from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.batch.sought import Sought, is_sought
 from txstream.engine.commit.committer import BatchCommitter, Prepared, ProcessedBatch
-from txstream.engine.loop.dead_letter_rows import Letters
-from txstream.engine.loop.isolation import Found, Isolated, Isolation
+from txstream.engine.letters.isolation import Found, Isolated, Isolation
+from txstream.engine.letters.retries import Retries
+from txstream.engine.letters.rows import Letters
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.planning import Planning
-from txstream.engine.loop.retries import Retries
+from txstream.engine.loop.report import Statistics
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Lane
-from txstream.report import Statistics
-from txstream.transaction import TransactionAttempt, Txid
-from txstream.wording import counted
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Collection, Mapping
 
 from txstream.api.bolts import Bolt
-from txstream.api.errors import UsageError
 from txstream.api.topology import Topology
-from txstream.wording import counted
+from txstream.core.errors import UsageError
+from txstream.core.wording import counted
 
 log = logging.getLogger(__name__)
 

@@ -8,16 +8,16 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from txstream.api.errors import BatchFailedError, ServiceUnavailableError
 from txstream.api.spouts import PartitionCoordinator
-from txstream.batch_metas import BatchMetas
-from txstream.coordinator import EmitBatch
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.coordinator import EmitBatch
+from txstream.core.errors import BatchFailedError, ServiceUnavailableError
+from txstream.core.transaction import Txid, about
+from txstream.core.waiting import Waiting
+from txstream.core.wording import in_order
 from txstream.engine.loop.leadership_watch import if_leading
 from txstream.engine.loop.open_batches import Batches
 from txstream.engine.loop.workers import Lane
-from txstream.transaction import Txid, about
-from txstream.waiting import Waiting
-from txstream.wording import in_order
 from txstream.zookeeper import ProgressStore
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar
 
-from txstream.transaction import TransactionAttempt, concerning
+from txstream.core.transaction import TransactionAttempt, concerning
 
 T = TypeVar("T")
 

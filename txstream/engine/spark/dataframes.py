@@ -23,9 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txstream.api.bolts import DataFrameBolt
-from txstream.api.errors import TopologyError, TupleError
 from txstream.api.schema import format_schema, format_type
 from txstream.api.tuples import DEFAULT_STREAM, Chunk
+from txstream.core.errors import TopologyError, TupleError
+from txstream.core.placement import TaskPlace
 from txstream.engine.batch.collector import Outbox
 from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan, Input
 from txstream.engine.batch.executor_failures import describe
@@ -41,7 +42,6 @@ from txstream.engine.batch.messages import (
 from txstream.engine.batch.stage import TaskFailedError
 from txstream.engine.batch.worker_process import WorkerProcess, worker_process
 from txstream.engine.spark.executor import current_order, shipped_plan
-from txstream.placement import TaskPlace
 
 if TYPE_CHECKING:
     from pyspark import RDD, Broadcast, SparkContext

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow.acero  # noqa: F401 - otherwise the first batch imports it, when it groups rows
 from pyspark import cloudpickle
 
-from txstream.api.errors import SparkLostError
+from txstream.core.errors import SparkLostError
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.spark.dataframes import Sessions, check_dataframes
 from txstream.engine.spark.java_process import SparkProcess

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from txstream.api import errors
-from txstream.transaction import TransactionAttempt
+from txstream.core import errors
+from txstream.core.transaction import TransactionAttempt
 
 _TRACEBACK = "Traceback (most recent call last):"
 _OURS = "Traceback (on the executor, most recent call last):"

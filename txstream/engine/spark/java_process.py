@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txstream import given_secrets
-from txstream.api.errors import ServiceUnavailableError, SparkLostError
+from txstream.core.errors import ServiceUnavailableError, SparkLostError
 from txstream.engine.spark.log import reason_in
+from txstream.settings import given_secrets
 
 if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext

@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.core.errors import ServiceUnavailableError, UsageError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -33,8 +33,9 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import TYPE_CHECKING, Any
 
-from txstream.api.errors import BatchFailedError
-from txstream.backoff import Backoff
+from txstream.core.backoff import Backoff
+from txstream.core.errors import BatchFailedError
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.messages import ANSWER, Element, WorkOrder
 from txstream.engine.batch.worker import run_first_stage
 from txstream.engine.batch.worker_process import close_worker_process, worker_process
@@ -42,7 +43,6 @@ from txstream.engine.spark.executor import shipped_plan
 from txstream.engine.spark.jobs import JobProperties, collect
 from txstream.engine.spark.master import Master
 from txstream.engine.spark.session import PROCESSING_POOL
-from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
     from pyspark import Broadcast, SparkContext

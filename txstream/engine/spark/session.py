@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageError
+from txstream.core.errors import ServiceUnavailableError, TxstreamError, UsageError
 from txstream.engine.spark.java_process import SparkProcess, launch
 from txstream.engine.spark.log import reason_in
 from txstream.engine.spark.master import Master

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pyspark import StorageLevel, cloudpickle
 
-from txstream.api.errors import BatchFailedError, TxstreamError
-from txstream.batch_metas import BatchMetas
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import BatchFailedError, TxstreamError
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import Layout, Stage, lay_out
 from txstream.engine.batch.messages import ANSWER, DRIVER, PYTHON, Answer, Element, WorkOrder
@@ -57,7 +58,6 @@ from txstream.engine.spark.java_process import SparkProcess
 from txstream.engine.spark.jobs import JobProperties, collect, succeeded_tasks
 from txstream.engine.spark.residents import Residents
 from txstream.engine.spark.session import COMMIT_POOL, PROCESSING_POOL
-from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
     from pyspark import RDD, Broadcast, SparkContext

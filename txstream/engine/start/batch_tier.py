@@ -9,24 +9,24 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from txstream.api.errors import CorruptStateError, StateValueError, TxstreamError
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
-from txstream.batch_metas import MetaCodec
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import CorruptStateError, StateValueError, TxstreamError
+from txstream.core.fault_points import PointListener, nobody_listens
+from txstream.core.transaction import AttemptId, Epoch, TransactionAttempt, Txid
+from txstream.core.wording import counted
 from txstream.engine.batch.sought import Sought
 from txstream.engine.commit.committer import BatchCommitter, state_committers
-from txstream.engine.loop.dead_letter_rows import letters_of
+from txstream.engine.letters.failing_record import Trials, name_record
+from txstream.engine.letters.retries import Retries
+from txstream.engine.letters.rows import letters_of
 from txstream.engine.loop.event_loop import EventLoop
-from txstream.engine.loop.failing_record import Trials, name_record
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
-from txstream.engine.loop.retries import Retries
+from txstream.engine.loop.report import BatchTiming, RunProgress, RunReport, shown_reasons
 from txstream.engine.start.driver import Ready, Services, Tier
 from txstream.engine.start.takeover import Takeover
-from txstream.fault_points import PointListener, nobody_listens
-from txstream.report import BatchTiming, RunProgress, RunReport, shown_reasons
-from txstream.transaction import AttemptId, Epoch, TransactionAttempt, Txid
-from txstream.wording import counted
 from txstream.zookeeper import ENDED, ProgressStore
 
 log = logging.getLogger(__name__)

@@ -17,21 +17,21 @@ from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from txstream.api.errors import TxstreamError
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
-from txstream.batch_metas import MetaCodec
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import TxstreamError
+from txstream.core.transaction import TransactionAttempt, Txid
+from txstream.core.waiting import Waiting
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import StateTarget
 from txstream.engine.commit.state_targets import map_bindings
 from txstream.engine.loop.leadership_watch import Abortable
+from txstream.engine.loop.report import BatchTiming, RunProgress, RunReport
 from txstream.engine.loop.workers import Workers
 from txstream.engine.start.takeover import Takeover, check_identity, take_up
-from txstream.report import BatchTiming, RunProgress, RunReport
 from txstream.state import FenceLockedError
-from txstream.transaction import TransactionAttempt, Txid
-from txstream.waiting import Waiting
 from txstream.zookeeper import ProgressStore, Requests
 
 log = logging.getLogger(__name__)

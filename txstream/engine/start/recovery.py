@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from txstream.api.errors import ProgressMismatchError, TopologyError
-from txstream.batch_metas import BatchMetas, MetaCodec
-from txstream.semantics import Semantics
+from txstream.core.batch_metas import BatchMetas, MetaCodec
+from txstream.core.errors import ProgressMismatchError, TopologyError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, Epoch, Txid, attempt_id, epoch_of
 from txstream.state import BatchRecord, FenceLockedError, FenceRow
-from txstream.transaction import AttemptId, Epoch, Txid, attempt_id, epoch_of
 from txstream.zookeeper import Progress, ProgressStore
 
 T = TypeVar("T")

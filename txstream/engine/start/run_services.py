@@ -13,30 +13,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from txstream.api.bolts import DataFrameBolt
-from txstream.api.errors import (
-    TxstreamError,
-    UsageError,
-)
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TrackedTopology
-from txstream.batch_metas import MetaCodec
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import (
+    TxstreamError,
+    UsageError,
+)
+from txstream.core.transaction import Txid
+from txstream.core.waiting import RunAbortedError
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.batch.sizing import resident_tasks
 from txstream.engine.commit.committer import StateTarget, state_targets
+from txstream.engine.letters.topic import LetterTopic
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.leadership_watch import Abortable, watch_leadership
 from txstream.engine.loop.ledger_pruning import LedgerPruner
-from txstream.engine.loop.letter_topic import LetterTopic
 from txstream.engine.loop.workers import ThreadWorkers, Workers
 from txstream.engine.start.driver import RunnerFactory
 from txstream.engine.start.takeover import check_identity
 from txstream.engine.start.warm_standby import Readiness
 from txstream.settings import COLD, WARM, Settings
 from txstream.state import FenceLockedError, StateBackend, open_database
-from txstream.transaction import Txid
-from txstream.waiting import RunAbortedError
 from txstream.zookeeper import (
     LETTERS_SENT,
     Leadership,

@@ -24,11 +24,18 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from txstream.api.errors import CorruptStateError, IdentityMismatchError, ProgressMismatchError, TxstreamError
 from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TrackedTopology
-from txstream.batch_metas import MetaCodec, to_json
-from txstream.coordinator import Coordinator
+from txstream.core.batch_metas import MetaCodec, to_json
+from txstream.core.coordinator import Coordinator
+from txstream.core.errors import (
+    CorruptStateError,
+    IdentityMismatchError,
+    ProgressMismatchError,
+    TxstreamError,
+)
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import FIRST_TXID, AttemptId, AttemptSequence, Epoch, Txid
 from txstream.engine.commit.committer import StateTarget
 from txstream.engine.loop.operator_changes import Steering
 from txstream.engine.start.recovery import (
@@ -39,10 +46,8 @@ from txstream.engine.start.recovery import (
     recover,
     take_over,
 )
-from txstream.semantics import Semantics
 from txstream.state import BatchRecord, FenceLockedError, StateBackend, TopologyStates
 from txstream.state.records import COMMITTED
-from txstream.transaction import FIRST_TXID, AttemptId, AttemptSequence, Epoch, Txid
 from txstream.zookeeper import Identity, ProgressStore, Requests
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 
-from txstream.waiting import RunAbortedError, Waiting
+from txstream.core.waiting import RunAbortedError, Waiting
 
 TURN_SECONDS = 20.0  # Spark ends Python workers that have been idle for a minute
 AWAY_SECONDS = 5.0  # not sooner: a step may start Java

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from txstream.api.reducers import Reducer
 from txstream.api.state import SqlState
+from txstream.core.semantics import Semantics
 from txstream.engine.states.worker_databases import StorePlace
-from txstream.semantics import Semantics
 
 if TYPE_CHECKING:
     from txstream.state import TableSpec

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
-from txstream.transaction import TransactionAttempt
+from txstream.core.transaction import TransactionAttempt
 
 
 class StateCache:

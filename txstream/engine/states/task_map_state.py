@@ -13,13 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from txstream.api.errors import StateValueError, UsageError
 from txstream.api.map_state import MapState, Updater
 from txstream.api.stable_hash import task_of
 from txstream.api.state import SqlState
+from txstream.core.errors import StateValueError, UsageError
+from txstream.core.wording import counted
 from txstream.engine.states.state_cache import StateCache
 from txstream.engine.states.state_cells import Cells, UnfitCellError
-from txstream.wording import counted
 
 Load = Callable[[pa.Table], pa.Table]
 """Takes key columns, without duplicates; returns the key and value columns of the rows that exist."""

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from txstream.api.errors import ServiceUnavailableError, TopologyError, UsageError
+from txstream.core.errors import ServiceUnavailableError, TopologyError, UsageError
 
 if TYPE_CHECKING:
     from txstream.state import StateBackend

@@ -1,0 +1,1 @@
+"""Tracked tuples: spouts in the driver, micro-batches, turns and report."""

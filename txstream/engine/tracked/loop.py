@@ -22,14 +22,16 @@ import numpy as np
 from txstream.acker.ackers import Ackers
 from txstream.acker.ids import FIRST_GENERATION
 from txstream.acker.ledger import DEFAULT_BUCKETS, Ended, Tasks, Trees
-from txstream.api.errors import BatchTimeoutError
 from txstream.api.spouts import SpoutContext
 from txstream.api.tracked_builder import TrackedTopology
+from txstream.core.errors import BatchTimeoutError
+from txstream.core.transaction import AttemptSequence, Epoch, TransactionAttempt, Txid
+from txstream.core.wording import counted
 from txstream.engine.batch.anchors import AckLog
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.messages import WorkOrder
 from txstream.engine.batch.runner_contract import BatchResult, FedRunner
-from txstream.engine.loop.retry_policy import (
+from txstream.engine.letters.retry_policy import (
     AttemptTime,
     TxidFailures,
     Verdict,
@@ -39,8 +41,6 @@ from txstream.engine.loop.retry_policy import (
 )
 from txstream.engine.tracked.outlet import Outlet
 from txstream.engine.tracked.spouts import SpoutTask
-from txstream.transaction import AttemptSequence, Epoch, TransactionAttempt, Txid
-from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.acker.ids import Roots

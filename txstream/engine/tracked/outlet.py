@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.anchors import AckLog
 from txstream.engine.batch.collector import HIDDEN
 from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan
@@ -18,7 +19,6 @@ from txstream.engine.batch.layout import lay_out, max_width
 from txstream.engine.batch.messages import DRIVER, Parcel, WorkOrder, address_messages
 from txstream.engine.batch.routing import Router, open_router
 from txstream.engine.batch.sizing import batch_width
-from txstream.transaction import TransactionAttempt
 
 _ROW = f"{HIDDEN}row"
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from txstream.report import RunReport
-from txstream.wording import counted
+from txstream.core.wording import counted
+from txstream.engine.loop.report import RunReport
 
 if TYPE_CHECKING:
     from txstream.engine.tracked.loop import TrackedLoop

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from txstream.acker.ids import FIRST_GENERATION, RootIds, Roots, slots_of
 from txstream.api.bolts import refuse_result
-from txstream.api.errors import BoltError, TopologyError, TxstreamError
 from txstream.api.spouts import SpoutContext
 from txstream.api.tracked import MessageId, Spout
 from txstream.api.tuples import DEFAULT_STREAM
+from txstream.core.errors import BoltError, TopologyError, TxstreamError
 from txstream.engine.batch.anchors import single_roots, with_roots
 from txstream.engine.batch.collector import Collector
 from txstream.engine.batch.execution_plan import BoltSpec

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from txstream.api.errors import TopologyError
 from txstream.api.spouts import SpoutContext
 from txstream.api.tracked_builder import TrackedTopology
-from txstream.batch_metas import MetaCodec
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import TopologyError
 from txstream.engine.batch.runner_contract import FedRunner
+from txstream.engine.loop.report import RunProgress, TreeCounts
 from txstream.engine.start.driver import Ready, Services, Tier
 from txstream.engine.start.takeover import Takeover
 from txstream.engine.tracked.loop import TrackedLoop
 from txstream.engine.tracked.report import TrackedReport
 from txstream.engine.tracked.turns import Turns
-from txstream.report import RunProgress, TreeCounts
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,17 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from txstream.backoff import Backoff
+from txstream.core.backoff import Backoff
+from txstream.core.transaction import TransactionAttempt
+from txstream.core.waiting import RunAbortedError
 from txstream.engine.batch.runner_contract import BatchResult
+from txstream.engine.letters.retry_policy import shortened
 from txstream.engine.loop.operator_changes import Judgement
 from txstream.engine.loop.operator_requests import Operators
-from txstream.engine.loop.retry_policy import shortened
 from txstream.engine.loop.workers import Lane
 from txstream.engine.start.driver import Ready
 from txstream.engine.tracked.loop import Cut, TrackedLoop
 from txstream.engine.tracked.report import Meter
-from txstream.transaction import TransactionAttempt
-from txstream.waiting import RunAbortedError
 from txstream.zookeeper import TREES, Kind, Request
 
 log = logging.getLogger(__name__)

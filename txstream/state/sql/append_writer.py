@@ -14,14 +14,14 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import Connection, case, delete, update
 
-from txstream.api.errors import StateValueError, TxidRegressionError, TxstreamError
 from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN, TXID_COLUMN
-from txstream.semantics import Semantics
+from txstream.core.errors import StateValueError, TxidRegressionError, TxstreamError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt
 from txstream.state.records import TableSpec
 from txstream.state.sql.dialect import StateDialect, Touch
 from txstream.state.sql.writer import TableWriter
 from txstream.state.values import chunks, shown_key, shown_values
-from txstream.transaction import TransactionAttempt
 
 _BULK_ROWS = 200  # fewer are not worth a savepoint
 

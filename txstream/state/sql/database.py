@@ -16,14 +16,15 @@ import pyarrow as pa
 from sqlalchemy import Connection, delete, select
 from sqlalchemy.exc import DBAPIError
 
-from txstream.api.errors import (
+from txstream.core.dead_letters import DeadLetter, LetterKey
+from txstream.core.errors import (
     CorruptStateError,
     ServiceUnavailableError,
     StateTableError,
     StateValueError,
     TxstreamError,
 )
-from txstream.dead_letters import DeadLetter, LetterKey
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.state.backend import StateBackend
 from txstream.state.commit_protocol import StateTransaction
 from txstream.state.dead_letters import StoredDeadLetter
@@ -46,7 +47,6 @@ from txstream.state.sql.ledger import LedgerWriter
 from txstream.state.sql.sessions import Sessions
 from txstream.state.sql.sql_reading import SqlStateReading
 from txstream.state.sql.urls import dialect_of
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 if TYPE_CHECKING:
     from txstream.state.sql.writer import TableWriter

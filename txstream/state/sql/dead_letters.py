@@ -26,11 +26,11 @@ from sqlalchemy import (
     update,
 )
 
-from txstream.api.errors import LateRecordError
-from txstream.dead_letters import DeadLetter, LetterKey
+from txstream.core.dead_letters import DeadLetter, LetterKey
+from txstream.core.errors import LateRecordError
+from txstream.core.transaction import AttemptId, Txid
 from txstream.state.dead_letters import DEAD, StoredDeadLetter, cleaned, not_dead, place_of, retried_in
 from txstream.state.sql.framework_tables import dead_letter
-from txstream.transaction import AttemptId, Txid
 
 _HEAVY = ("key", "value", "headers", "traceback")
 

@@ -39,11 +39,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from txstream.api.errors import StateTableError
 from txstream.api.reducers import Reducer
 from txstream.api.schema import format_type
 from txstream.api.state import SqlState
-from txstream.semantics import Semantics
+from txstream.core.errors import StateTableError
+from txstream.core.semantics import Semantics
 from txstream.state.sql.errors import Failure
 from txstream.state.sql.framework_tables import fence
 

@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from sqlalchemy.exc import DBAPIError
 
-from txstream.api.errors import (
+from txstream.core.errors import (
     CorruptStateError,
     ServiceUnavailableError,
     StateValueError,

@@ -13,13 +13,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Update, bindparam, select, update
 
-from txstream.api.errors import CorruptStateError
-from txstream.batch_metas import to_json
+from txstream.core.batch_metas import to_json
+from txstream.core.errors import CorruptStateError
+from txstream.core.transaction import AttemptId
 from txstream.state import fence_rules as rules
 from txstream.state.records import FenceRow, TopologyLife
 from txstream.state.sql.framework_tables import fence
 from txstream.state.sql.sessions import Sessions
-from txstream.transaction import AttemptId
 
 # Built once, because building it takes as long as executing it.
 _RAISE = (

@@ -12,16 +12,16 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import delete, inspect
 
-from txstream.api.errors import StateTableError
 from txstream.api.reducers import Put
 from txstream.api.state import SqlState
-from txstream.semantics import Semantics
+from txstream.core.errors import StateTableError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.state.records import TableSpec
 from txstream.state.sql.sessions import Sessions
 from txstream.state.sql.tables import build_table
 from txstream.state.sql.urls import dialect_of
 from txstream.state.sql.writer import TableWriter
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 # A non-transactional table has no attempt, but the writer needs one for its messages.
 _NO_ATTEMPT = TransactionAttempt(Txid(1), AttemptId(1))

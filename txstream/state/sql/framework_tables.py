@@ -45,7 +45,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 
 import txstream
-from txstream.api.errors import SchemaRevisionError
+from txstream.core.errors import SchemaRevisionError
 from txstream.state.dead_letters import PLACE_LENGTH
 from txstream.state.declarations import TABLE_LENGTH
 from txstream.state.records import SchemaDamagedError

@@ -12,13 +12,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, bindparam, delete, func, or_, select
 
-from txstream.api.errors import CorruptStateError
-from txstream.batch_metas import to_json
-from txstream.semantics import Semantics
+from txstream.core.batch_metas import to_json
+from txstream.core.errors import CorruptStateError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, Txid
 from txstream.state.records import COMMITTED, COMMITTING, BatchRecord, BatchStatus
 from txstream.state.sql.dialect import StateDialect
 from txstream.state.sql.framework_tables import batch
-from txstream.transaction import AttemptId, Txid
 
 _ENTRIES = select(batch.c.txid, batch.c.status, batch.c.attempt).where(
     batch.c.topology == bindparam("id"), batch.c.txid.between(bindparam("first"), bindparam("last"))

@@ -43,8 +43,8 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import Grouping
 
-from txstream.api.errors import StateTableError, StateValueError, UsageError
 from txstream.api.reducers import Reducer
+from txstream.core.errors import StateTableError, StateValueError, UsageError
 from txstream.state.records import FenceLockedError
 from txstream.state.sql import mysql_types
 from txstream.state.sql.dialect import COLUMN_TYPES, Update, Upsert

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from sqlalchemy import URL
 
-from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.state.sql.errors import Failure, Kind, one_line
 
 OLDEST_MYSQL: Final = (8, 0, 19)

@@ -40,7 +40,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 
-from txstream.api.errors import StateValueError
+from txstream.core.errors import StateValueError
 from txstream.state.sql.dialect import StateDialect, Update, Upsert, halved, key_columns
 from txstream.state.sql.errors import driver_error
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from sqlalchemy import Dialect, TypeDecorator, types
 from sqlalchemy.dialects import mysql
 
-from txstream.api.errors import StateTableError, StateValueError
+from txstream.core.errors import StateTableError, StateValueError
 
 KEY_BYTES: Final = 3072
 _BYTES_PER_CHARACTER: Final = 4

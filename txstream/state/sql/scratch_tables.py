@@ -8,8 +8,8 @@ import pyarrow as pa
 from sqlalchemy import Column, MetaData, Table, inspect
 from sqlalchemy.sql import quoted_name
 
-from txstream.api.errors import UsageError
 from txstream.api.state import TXID_COLUMN, SqlState
+from txstream.core.errors import UsageError
 from txstream.state.sql.database import StateDatabase
 from txstream.state.sql.tables import read_owner
 

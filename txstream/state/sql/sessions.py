@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import Connection, Pool
 from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeoutError
 
-from txstream.api.errors import ServiceUnavailableError, TxstreamError
+from txstream.core.errors import ServiceUnavailableError, TxstreamError
 from txstream.state.sql.dialect import READ_ONLY, StateDialect, Touch
 from txstream.state.sql.errors import one_line, to_error
 from txstream.state.sql.urls import without_password

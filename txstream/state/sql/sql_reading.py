@@ -13,18 +13,18 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, case, func, not_, null, or_, select
 
-from txstream.api.errors import StateTableError
 from txstream.api.schema import parse_schema
 from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN, TXID_COLUMN
-from txstream.semantics import Semantics
+from txstream.core.errors import StateTableError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid
+from txstream.core.wording import counted
 from txstream.state.declarations import Owner
 from txstream.state.reading import StateReading, StoredRow, StoredTable
 from txstream.state.records import COMMITTED, BatchRecord
 from txstream.state.sql import ledger, tables as state_tables
 from txstream.state.sql.dialect import StateDialect, key_columns
 from txstream.state.sql.framework_tables import batch
-from txstream.transaction import Txid
-from txstream.wording import counted
 
 
 class SqlStateReading(StateReading):

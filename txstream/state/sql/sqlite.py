@@ -44,8 +44,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError
 
-from txstream.api.errors import ServiceUnavailableError
 from txstream.api.reducers import Reducer
+from txstream.core.errors import ServiceUnavailableError
 from txstream.state.sql import sqlite_values
 from txstream.state.sql.dialect import READ_ONLY, Found, Lookup, StateDialect, Update, Upsert, key_columns
 from txstream.state.sql.errors import REMEDY, Failure, Kind, driver_error, one_line

@@ -42,20 +42,20 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, DropIndex, ExecutableDDLElement
 from sqlalchemy.sql import quoted_name
 
-from txstream.api.errors import (
+from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN, TXID_COLUMN, SqlState
+from txstream.core.batch_metas import to_json
+from txstream.core.errors import (
     CorruptStateError,
     StateTableError,
 )
-from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN, TXID_COLUMN, SqlState
-from txstream.batch_metas import to_json
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid
 from txstream.state import declarations
 from txstream.state.changes import added_values, committed_in_part, refused_changes
 from txstream.state.declarations import Owner
 from txstream.state.records import TableSpec, TopologyLife
 from txstream.state.sql.dialect import StateDialect
 from txstream.state.sql.framework_tables import owned_table
-from txstream.transaction import Txid
 
 _CREATING = "creating"  # in the declaration of a table that may not exist yet
 _INDEX_NAMES = {"ix": "ix_%(table_name)s_%(column_0_name)s"}  # SQLAlchemy shortens names that are too long

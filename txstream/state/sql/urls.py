@@ -11,7 +11,7 @@ from urllib.parse import unquote_plus
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
 
 if TYPE_CHECKING:
     from txstream.state.sql.dialect import StateDialect

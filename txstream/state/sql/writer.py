@@ -1,4 +1,4 @@
-"""Writing one state table: the value rules of `txstream.semantics` as SQL.
+"""Writing one state table: the value rules of `txstream.core.semantics` as SQL.
 
 Invariants. `restore` runs before any delta of its batch. An upsert leaves rows that are newer than the batch
 unwritten, and the number of rows written is checked, so a regression ends the transaction before anything is
@@ -21,18 +21,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection, Table, case, delete, update
 
-from txstream.api.errors import StateValueError, TxidRegressionError, TxstreamError
 from txstream.api.reducers import Custom
+from txstream.api.retention import limit_of
 from txstream.api.rows import UnfitValueError, to_column
 from txstream.api.schema import format_type
 from txstream.api.state import PREV_PREFIX, TXID_COLUMN
-from txstream.retention import limit_of
-from txstream.semantics import Semantics
+from txstream.core.errors import StateValueError, TxidRegressionError, TxstreamError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt
 from txstream.state.records import TableSpec
 from txstream.state.sql.dialect import INTEGER_RANGES, StateDialect, Touch
 from txstream.state.sql.tables import build_table
 from txstream.state.values import check_key_values, check_value, chunks, prepare, shown_key
-from txstream.transaction import TransactionAttempt
 
 _EXACT = decimal.Context(prec=100)
 _REMOVED_AT_ONCE = 5_000

@@ -20,17 +20,18 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from txstream.api.errors import (
+from txstream.api.reducers import Reducer
+from txstream.api.retention import limit_of
+from txstream.core.batch_metas import to_json
+from txstream.core.dead_letters import DeadLetter, LetterKey
+from txstream.core.errors import (
     CorruptStateError,
     SchemaRevisionError,
     StaleAttemptError,
     StateTableError,
 )
-from txstream.api.reducers import Reducer
-from txstream.batch_metas import to_json
-from txstream.dead_letters import DeadLetter, LetterKey
-from txstream.retention import limit_of
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.state import declarations, fence_rules
 from txstream.state.backend import StateBackend
 from txstream.state.changes import added_values, committed_in_part
@@ -44,7 +45,6 @@ from txstream.state.store.layout import Transaction
 from txstream.state.store.merging import RowRules, can_keep, grower, keys_of, rows_of, to_table
 from txstream.state.store.store_reading import StoreReading
 from txstream.state.values import check_key_values, prepare
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 FORMAT = 1
 """The format that this version writes. A store of another format is refused."""

@@ -8,13 +8,13 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from txstream.api.errors import CorruptStateError
-from txstream.dead_letters import DeadLetter, LetterKey
+from txstream.core.dead_letters import DeadLetter, LetterKey
+from txstream.core.errors import CorruptStateError
+from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.state.dead_letters import DEAD, StoredDeadLetter, cleaned, not_dead, place_of, retried_in
 from txstream.state.records import TopologyLife
 from txstream.state.store import layout
 from txstream.state.store.layout import Transaction
-from txstream.transaction import TransactionAttempt, Txid
 
 
 def write(

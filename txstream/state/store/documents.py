@@ -12,7 +12,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-from txstream.wording import a
+from txstream.core.wording import a
 
 
 def to_text(value: Any) -> str:

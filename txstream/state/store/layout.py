@@ -18,12 +18,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from txstream.batch_metas import to_json
-from txstream.semantics import Semantics
+from txstream.core.batch_metas import to_json
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId
 from txstream.state.declarations import Owner
 from txstream.state.records import BatchRecord, FenceRow
 from txstream.state.store.merging import Key
-from txstream.transaction import AttemptId
 
 
 class Transaction(Protocol):

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 from urllib.parse import unquote
 
-from txstream.api.errors import UsageError
+from txstream.core.errors import UsageError
 from txstream.state.records import FenceLockedError
 from txstream.state.store.backend import StoreBackend
 from txstream.state.store.layout import Overlay, Spaces, Transaction

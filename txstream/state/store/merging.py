@@ -1,4 +1,4 @@
-"""Writing one state table row by row: the value rules of `txstream.semantics` over several value columns.
+"""Writing one state table row by row: the value rules of `txstream.core.semantics` over several columns.
 
 Invariants. A row is `(values, prev, txid)` and is never changed, only replaced. `values` have the Python
 types of the declared Arrow types, `prev` is as in OpaqueValue (None in other semantics), and `txid` is None
@@ -16,16 +16,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from txstream.api.errors import StateValueError, TxidRegressionError
 from txstream.api.reducers import Custom, Reducer
 from txstream.api.rows import to_array
 from txstream.api.schema import format_type
 from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN
-from txstream.semantics import OpaqueValue, Semantics, TransactionalValue
+from txstream.core.errors import StateValueError, TxidRegressionError
+from txstream.core.semantics import OpaqueValue, Semantics, TransactionalValue
+from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.state.reading import StoredRow
 from txstream.state.records import TableSpec
 from txstream.state.values import check_text
-from txstream.transaction import TransactionAttempt, Txid
 
 Key = tuple[Any, ...]
 """A key, in the Python types of the declared Arrow types."""

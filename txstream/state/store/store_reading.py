@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from txstream.api.errors import StateTableError
 from txstream.api.schema import parse_schema
-from txstream.semantics import Semantics
+from txstream.core.errors import StateTableError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid
+from txstream.core.wording import counted
 from txstream.state.declarations import Owner, declared_spec
 from txstream.state.reading import StateReading, StoredRow, StoredTable
 from txstream.state.records import COMMITTED, BatchRecord
 from txstream.state.store import layout
 from txstream.state.store.layout import Transaction
 from txstream.state.store.merging import Key, RowRules, RowValues, read_key
-from txstream.transaction import Txid
-from txstream.wording import counted
 
 
 class StoreReading(StateReading):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from txstream.api.errors import DataLostError, PartitionUnavailableError
 from txstream.api.spouts import PartitionCoordinator, PartitionEmitter, Unavailable
-from txstream.batch_metas import BatchMetas, is_empty
+from txstream.core.batch_metas import BatchMetas, is_empty
+from txstream.core.errors import DataLostError, PartitionUnavailableError
 from txstream.testing.promises import NotApplicableError, Promises, described
 from txstream.testing.spout.harness import Row
 from txstream.testing.spout.rows import same, show

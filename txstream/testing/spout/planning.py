@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from txstream.api.spouts import PartitionedSpout
-from txstream.batch_metas import BatchMetas, MetaCodec, to_json
+from txstream.core.batch_metas import BatchMetas, MetaCodec, to_json
+from txstream.core.transaction import Txid
+from txstream.core.wording import a
 from txstream.testing.promises import NotApplicableError, Promises
 from txstream.testing.spout.trial import (
     MANY,
@@ -19,8 +21,6 @@ from txstream.testing.spout.trial import (
     joined,
     places_after,
 )
-from txstream.transaction import Txid
-from txstream.wording import a
 
 CHECKS = Promises(SpoutCheck)
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from txstream.api.errors import TxstreamError
 from txstream.api.spouts import SpoutContext
-from txstream.transaction import TransactionAttempt
+from txstream.core.errors import TxstreamError
+from txstream.core.transaction import TransactionAttempt
 
 _SECONDS = 120.0
 _PROGRAM = "from txstream.testing.spout.process import main; main()"

@@ -6,9 +6,9 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
-from txstream.api.errors import TopologyError
 from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, PartitionEmitter
-from txstream.batch_metas import BatchMetas, to_json
+from txstream.core.batch_metas import BatchMetas, to_json
+from txstream.core.errors import TopologyError
 from txstream.testing.promises import NotApplicableError, Promises
 from txstream.testing.spout.process import pickled
 from txstream.testing.spout.trial import SpoutCheck, SpoutTrial, attempt

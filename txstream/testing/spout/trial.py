@@ -19,7 +19,6 @@ from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
 
-from txstream.api.errors import PartitionUnavailableError, UsageError
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import (
     PartitionCoordinator,
@@ -27,7 +26,9 @@ from txstream.api.spouts import (
     PartitionEmitter,
     Unavailable,
 )
-from txstream.batch_metas import BatchMetas
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import PartitionUnavailableError, UsageError
+from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
 from txstream.testing.call_thread import CallThread
 from txstream.testing.promises import (
     Check,
@@ -38,7 +39,6 @@ from txstream.testing.promises import (
 )
 from txstream.testing.spout.harness import Row, Rows, SpoutHarness
 from txstream.testing.spout.rows import first_difference, freeze, project, same, show
-from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
 MANY = 1_000_000
 RECORDS = 5

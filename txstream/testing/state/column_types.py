@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from txstream.api.errors import StateTableError, StateValueError
 from txstream.api.reducers import Last, Max, Min, Put
-from txstream.semantics import Semantics
+from txstream.core.errors import StateTableError, StateValueError
+from txstream.core.semantics import Semantics
 from txstream.testing.promises import Promises, described
 from txstream.testing.state.life import Life
 from txstream.testing.state.trial import StateCheck, StateTrial, each

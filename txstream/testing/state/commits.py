@@ -8,14 +8,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from txstream.api.errors import ProgressMismatchError, StateValueError, TxidRegressionError
 from txstream.api.reducers import Sum, custom
-from txstream.fault_points import Point
-from txstream.semantics import Semantics
+from txstream.core.errors import ProgressMismatchError, StateValueError, TxidRegressionError
+from txstream.core.fault_points import Point
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt, attempt_id
 from txstream.testing.promises import Promises
 from txstream.testing.state.life import Life, table
 from txstream.testing.state.trial import FENCED, StateCheck, StateTrial, each
-from txstream.transaction import TransactionAttempt, attempt_id
 
 CHECKS = Promises(StateCheck)
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from txstream.api.errors import CorruptStateError, StaleAttemptError
-from txstream.fault_points import Point
+from txstream.core.errors import CorruptStateError, StaleAttemptError
+from txstream.core.fault_points import Point
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
 from txstream.state import FenceLockedError
 from txstream.testing.promises import Promises, described
 from txstream.testing.state.life import Life
 from txstream.testing.state.trial import FENCED, StateCheck, StateTrial, each
-from txstream.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
 
 CHECKS = Promises(StateCheck)
 

@@ -6,18 +6,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from txstream.api.errors import (
+from txstream.core.errors import (
     CorruptStateError,
     IdentityMismatchError,
     ProgressMismatchError,
     StaleAttemptError,
     StateTableError,
 )
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import attempt_id
 from txstream.testing.promises import Promises
 from txstream.testing.state.life import Life, table
 from txstream.testing.state.trial import FENCED, StateCheck, StateTrial, each
-from txstream.transaction import attempt_id
 
 CHECKS = Promises(StateCheck)
 

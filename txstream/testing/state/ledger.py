@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import TransactionAttempt, attempt_id
 from txstream.state import BatchRecord
 from txstream.state.records import COMMITTED, COMMITTING
 from txstream.testing.promises import Promises
 from txstream.testing.state.life import PLANNED, PROCESSED, Life
 from txstream.testing.state.trial import FENCED, StateCheck, StateTrial, each
-from txstream.transaction import TransactionAttempt, attempt_id
 
 CHECKS = Promises(StateCheck)
 

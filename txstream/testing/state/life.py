@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
-from txstream.api.errors import TxstreamError
 from txstream.api.reducers import Reducer, Sum
 from txstream.api.state import SqlState
-from txstream.semantics import Semantics
+from txstream.core.errors import TxstreamError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
 from txstream.state import BatchRecord, Commit, FenceRow, StateBackend, TableSpec, TopologyStates
 from txstream.state.commit_protocol import nobody
-from txstream.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
 
 if TYPE_CHECKING:
     from txstream.testing.state.trial import StateTrial

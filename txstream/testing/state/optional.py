@@ -6,12 +6,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from txstream.api.errors import StaleAttemptError, StateTableError, UsageError
-from txstream.semantics import Semantics
+from txstream.core.errors import StaleAttemptError, StateTableError, UsageError
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid, attempt_id
 from txstream.testing.promises import NotApplicableError, Promises, described
 from txstream.testing.state.life import Life, table
 from txstream.testing.state.trial import Beside, StateCheck, StateTrial, each
-from txstream.transaction import Txid, attempt_id
 
 CHECKS = Promises(StateCheck)
 

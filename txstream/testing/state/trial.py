@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from txstream.api.errors import TxstreamError
-from txstream.semantics import Semantics
+from txstream.core.errors import TxstreamError
+from txstream.core.semantics import Semantics
 from txstream.state import StateBackend, TableSpec, open_database
 from txstream.testing.call_thread import CallThread
 from txstream.testing.promises import Check, ConformanceError, Trial, described

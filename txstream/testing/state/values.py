@@ -13,13 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from txstream.api.errors import StateTableError, StateValueError
 from txstream.api.reducers import Count, Last, Max, Min, Put, Reducer, Sum, custom
-from txstream.semantics import OpaqueValue, Semantics, TransactionalValue
+from txstream.core.errors import StateTableError, StateValueError
+from txstream.core.semantics import OpaqueValue, Semantics, TransactionalValue
+from txstream.core.transaction import Txid
 from txstream.testing.promises import NotApplicableError, Promises
 from txstream.testing.state.life import Life
 from txstream.testing.state.trial import FENCED, StateCheck, StateTrial, each
-from txstream.transaction import Txid
 
 CHECKS = Promises(StateCheck)
 
@@ -48,8 +48,8 @@ _REDUCERS: tuple[Reducer, ...] = (
 
 @CHECKS.promise(
     "opaque-rules",
-    "An opaque row follows `txstream.semantics.OpaqueValue`: a newer batch adds to the value, and the same "
-    "batch starts again from the value before it.",
+    "An opaque row follows `txstream.core.semantics.OpaqueValue`: a newer batch adds to the value, and the "
+    "same batch starts again from the value before it.",
     "keep value, prev and txid for each key; prev is null exactly where this txid created the row",
 )
 def opaque_rules(trial: StateTrial) -> None:
@@ -76,8 +76,8 @@ def opaque_rules(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "transactional-rules",
-    "A transactional row follows `txstream.semantics.TransactionalValue`: a newer batch adds to the value, "
-    "and the same batch is skipped.",
+    "A transactional row follows `txstream.core.semantics.TransactionalValue`: a newer batch adds to the "
+    "value, and the same batch is skipped.",
     "keep value and txid for each key",
 )
 def transactional_rules(trial: StateTrial) -> None:
@@ -260,10 +260,10 @@ def reading_does_not_wait(trial: StateTrial) -> None:
 
 _ELSEWHERE = """
 import sys
-from txstream.semantics import Semantics
+from txstream.core.semantics import Semantics
 from txstream.state import open_database
 from txstream.testing.state.life import by_key, table, to_table
-from txstream.transaction import Txid
+from txstream.core.transaction import Txid
 url, name, expected = sys.argv[1:]
 store = open_database(url)
 spec = table(name)

@@ -1,0 +1,1 @@
+"""Values in JSON, Avro and Protobuf as typed columns, their schemas, and a client of schema registries."""

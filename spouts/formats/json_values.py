@@ -1,0 +1,186 @@
+"""JSON values as typed columns: the strict reader behind `KafkaSource(..., value_format="json")`.
+
+Invariants:
+
+- A value is read in full or refused. The result matches the schema, and no value is changed to fit it, except
+  that a double takes the nearest number that it can hold.
+- Each value is parsed by itself: the content of one record can neither hide nor complete another's.
+- Whether a value is refused, and why, depends on that value alone, not on the values read with it.
+
+What fits which type:
+
+| type | JSON |
+|---|---|
+| string | a string |
+| binary | a string of base64 |
+| boolean | true, false |
+| tinyint, smallint, int, bigint | a number without fraction and exponent, in the type's range |
+| float, double | a number in the type's range |
+| decimal(p,s) | a number that it can hold exactly, or a string with such a number in it |
+| date | a string such as "2026-11-21" |
+| timestamp | a string in ISO 8601 with a zone, such as "2026-11-21T10:00:00.5Z", up to microseconds |
+| timestamp_ntz | the same without a zone |
+| array, map<string,...>, struct | an array, an object, an object |
+
+A field that is missing or null is null, and a field that the schema does not have is ignored. A name may
+occur only once in an object. NaN and Infinity are not JSON. Python's recursion limit bounds the nesting.
+
+Why not `pyarrow.json`: it is three times as fast, but it accepts NaN, several objects in one value, and
+invalid UTF-8 in ignored fields, and a value `null` at the top ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from decimal import Decimal, DecimalException
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from txstream.api.schema import format_type, parse_schema
+from txstream.core.errors import SchemaError
+from txstream.spouts.formats.json_columns import SIMPLE_TYPES, MisfitError, kind_of, read_fields, shown
+
+_SLICE_ROWS = 4096  # a fifth faster than 50,000 rows at once, whose dicts overflow the processor's cache
+
+
+class BadValueError(Exception):
+    """The value of one row cannot be read. `reason` names the field, if there is one."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row
+        self.reason = reason
+
+
+def json_schema(declaration: str | pa.Schema) -> pa.Schema:
+    """Return the schema, checked: JSON values can be read by it.
+
+    Raises SchemaError for one that cannot be understood and for a type that JSON cannot express.
+    """
+    schema = parse_schema(declaration)
+    for field in schema:
+        _check_type(field.type, field.name)
+    return schema
+
+
+def _check_type(data_type: pa.DataType, path: str) -> None:
+    if pa.types.is_list(data_type):
+        _check_type(data_type.value_type, f"{path}[]")
+    elif pa.types.is_map(data_type):
+        if data_type.key_type != pa.string():
+            raise SchemaError(
+                f"field {path!r} is {format_type(data_type)}, but the names in a JSON object are strings; "
+                f"declare map<string,...>"
+            )
+        _check_type(data_type.item_type, f"{path}[]")
+    elif pa.types.is_struct(data_type):
+        names = [field.name for field in data_type]
+        if len(set(names)) < len(names) or not names:
+            raise SchemaError(f"field {path!r} is {format_type(data_type)}, a struct takes distinct fields")
+        for field in data_type:
+            _check_type(field.type, f"{path}.{field.name}")
+    elif data_type not in SIMPLE_TYPES and not pa.types.is_decimal128(data_type):
+        raise SchemaError(
+            f"field {path!r} is {format_type(data_type)}, which JSON has no form for; known are "
+            f"{', '.join(map(format_type, SIMPLE_TYPES))}, decimal(p,s), array<>, map<string,...>, struct<>"
+        )
+
+
+class JsonReader:
+    """Reads values by a schema that `json_schema` has checked. Keeps no state between calls."""
+
+    def __init__(self, schema: pa.Schema, *, replace_invalid_utf8: bool = False) -> None:
+        self._type = pa.struct(list(schema))
+        self._errors = "replace" if replace_invalid_utf8 else "strict"
+        self._decoder = json.JSONDecoder(
+            parse_float=Decimal if _has_decimal(self._type) else None,
+            parse_constant=_refuse_constant,
+            object_pairs_hook=_distinct,
+        )
+
+    def read(self, values: Sequence[bytes | None]) -> list[pa.Array]:
+        """Return one array per field of the schema. A value of None, Kafka's tombstone, is a row of nulls.
+
+        Raises BadValueError for the first value that cannot be read.
+        """
+        slices = []
+        for first in range(0, max(1, len(values)), _SLICE_ROWS):
+            try:
+                slices.append(self._read(values[first : first + _SLICE_ROWS]))
+            except BadValueError as bad:
+                raise BadValueError(first + bad.row, bad.reason) from None
+        return slices[0] if len(slices) == 1 else [pa.concat_arrays(a) for a in zip(*slices, strict=True)]
+
+    def _read(self, values: Sequence[bytes | None]) -> list[pa.Array]:
+        rows: list[dict[str, Any]] = []
+        refused: BadValueError | None = None
+        try:
+            self._parse(values, rows)
+        except MisfitError as misfit:
+            refused = BadValueError(len(rows), misfit.reason)
+        try:
+            arrays = read_fields(rows, self._type)
+        except MisfitError:
+            raise _first_misfit(rows, self._type) from None
+        if refused is not None:
+            raise refused
+        return arrays
+
+    def _parse(self, values: Iterable[bytes | None], rows: list[dict[str, Any]]) -> None:
+        """Append to `rows`. When it raises, `len(rows)` is the row of the value that is not a JSON object."""
+        raw_decode, errors, add = self._decoder.raw_decode, self._errors, rows.append
+        try:
+            for value in values:
+                if value is None:
+                    add({})
+                    continue
+                text = value.decode("utf-8", errors)
+                try:
+                    found, end = raw_decode(text)
+                except json.JSONDecodeError:
+                    end = -1
+                if end != len(text):  # spaces around it, or not JSON
+                    found = self._decoder.decode(text)
+                if type(found) is not dict:
+                    raise MisfitError(f"it is not a JSON object but {kind_of(found)}")
+                add(found)
+        except UnicodeDecodeError as error:
+            raise MisfitError(f"it is not UTF-8: {error.reason} at byte {error.start}") from None
+        except json.JSONDecodeError as error:
+            raise MisfitError(f"it is not JSON: {error.msg} at character {error.pos}") from None
+        except RecursionError:
+            raise MisfitError("it is nested too deeply") from None
+        except DecimalException:
+            raise MisfitError("it has a number whose exponent is out of any range") from None
+        except ValueError:  # an integer with more digits than Python accepts
+            raise MisfitError(f"it has a number of more than {sys.get_int_max_str_digits()} digits") from None
+
+
+def _first_misfit(rows: Sequence[dict[str, Any]], row_type: pa.StructType) -> BadValueError:
+    for row, found in enumerate(rows):
+        try:
+            read_fields([found], row_type)
+        except MisfitError as misfit:
+            return BadValueError(row, f"field {misfit.path.removeprefix('.')!r}: {misfit.reason}")
+    raise AssertionError("values that do not fit together fit one by one")
+
+
+def _has_decimal(data_type: pa.DataType) -> bool:
+    children = [data_type.field(index).type for index in range(data_type.num_fields)]
+    return pa.types.is_decimal128(data_type) or any(map(_has_decimal, children))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise MisfitError(f"it is not JSON: {name} is no number there")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise MisfitError(f"the name {shown(twice)} stands twice in one object")
+    return found

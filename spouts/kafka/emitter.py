@@ -1,0 +1,126 @@
+"""The executors' side of `KafkaSource`: planned ranges as Arrow record batches.
+
+Invariants:
+
+- Each worker process has one emitter, with one client and one connection per broker, kept between batches.
+  The first read opens the connections.
+- A range gives the same rows in the same order whenever it is read. Rows of one partition are ordered by
+  offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import pyarrow as pa
+
+from txstream.api.spouts import PartitionEmitter, SpoutContext
+from txstream.core.errors import PartitionUnavailableError, ServiceUnavailableError
+from txstream.core.transaction import TransactionAttempt
+from txstream.spouts.kafka import KafkaRange, KafkaSource
+from txstream.spouts.kafka.client import KafkaClient
+from txstream.spouts.kafka.columns import joined_batch, readers
+from txstream.spouts.kafka.fetch import CHUNK_OFFSETS, RangeFetcher
+from txstream.spouts.kafka.range_read import RangeRead
+
+_CHUNK_BYTES = 16 * 1024 * 1024
+_MAX_PARTITION_BYTES = 8 * 1024 * 1024
+_MAX_BYTES = 64 * 1024 * 1024
+
+
+class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
+    """Reads ranges with one Kafka client."""
+
+    def __init__(self, source: KafkaSource, context: SpoutContext) -> None:
+        self._source = source
+        self._context = context
+        self._client: KafkaClient | None = None
+        self._fetcher: RangeFetcher | None = None
+        self._read = readers(source, context)
+
+    def emit(self, attempt: TransactionAttempt, partition: str, meta: KafkaRange) -> Iterator[pa.RecordBatch]:
+        """The rows of one range. Raises the contract's errors, and DecodeError for what cannot be decoded."""
+        for _, batch in self.emit_many(attempt, {partition: meta}):
+            yield batch
+
+    def emit_many(
+        self, attempt: TransactionAttempt, metas: Mapping[str, KafkaRange]
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The rows of several ranges, read together; chunks of different partitions are interleaved."""
+        for counts, batch in self.emit_joined(attempt, metas):
+            first = 0
+            for partition, rows in counts.items():
+                yield partition, batch.slice(first, rows)
+                first += rows
+
+    def emit_joined(
+        self, attempt: TransactionAttempt, metas: Mapping[str, KafkaRange]
+    ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch]]:
+        """As `emit_many`, with chunks of several partitions in one batch and the row counts of each."""
+        reads = [RangeRead(name, wanted) for name, wanted in metas.items() if not wanted.is_empty]
+        if not reads:
+            return
+        for progressed in self._open().run(reads):
+            for some in _chunks(progressed):
+                counts = {read.name: len(read.columns) for read in some}
+                parts = [(read.partition, read.take()) for read in some]
+                yield counts, joined_batch(self._source, self._read, parts)
+
+    def take_ahead(self, metas: Mapping[str, KafkaRange], ahead: Mapping[str, bytes]) -> None:
+        """Keep what the coordinator's fetch has brought of these ranges: record batches from their starts."""
+        self._open().keep_ahead({name: (metas[name], data) for name, data in ahead.items() if name in metas})
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._client = self._fetcher = None
+
+    def _open(self) -> RangeFetcher:
+        if self._fetcher is not None:
+            return self._fetcher
+        source, context = self._source, self._context
+        options = dict(source.client_options)
+        max_partition_bytes = int(options.pop("max_partition_fetch_bytes", _MAX_PARTITION_BYTES))
+        max_bytes = int(options.pop("fetch_max_bytes", _MAX_BYTES))
+        client = KafkaClient(
+            source.address(context),
+            options,
+            client_id=options.get("client_id", f"txstream-{context.topology_id}-{context.component}"),
+        )
+        try:
+            client.connect(context.connect_timeout_seconds)
+        except ServiceUnavailableError as error:  # on an executor this is an outage: the batch waits
+            client.close()
+            raise PartitionUnavailableError(str(error)) from error
+        self._client = client
+        self._fetcher = RangeFetcher(
+            client,
+            read_committed=source.isolation_level == "read_committed",
+            fetch_timeout_seconds=context.fetch_timeout_seconds,
+            skip_lost=source.on_data_loss == "skip",
+            max_partition_bytes=max_partition_bytes,
+            max_bytes=max_bytes,
+        )
+        return self._fetcher
+
+
+def _chunks(reads: Iterable[RangeRead]) -> Iterator[list[RangeRead]]:
+    """The reads whose rows are ready, grouped into chunks."""
+    ready: list[RangeRead] = []
+    rows = size = 0
+    for read in reads:
+        count, taken = len(read.columns), read.columns.size_bytes
+        if not count or not (read.finished or _is_chunk(count, taken)):
+            continue
+        ready.append(read)
+        rows += count
+        size += taken
+        if _is_chunk(rows, size):
+            yield ready
+            ready, rows, size = [], 0, 0
+    if ready:
+        yield ready
+
+
+def _is_chunk(rows: int, size_bytes: int) -> bool:
+    return rows >= CHUNK_OFFSETS or size_bytes >= _CHUNK_BYTES

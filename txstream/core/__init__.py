@@ -1,0 +1,1 @@
+"""Pure rules and values of exactly-once; nothing here imports anything of txstream but its neighbours."""

@@ -1,0 +1,269 @@
+"""Names the record at which a batch fails, once the batch's error has ended the run.
+
+First the workers look for it, in one job (`record_search`). What they cannot find, such as what a database
+refuses, is sought by trials that are jobs: halves of the ranges, as long as one fails in the same way. Where
+no half fails but the whole does, several records fail together, and a small range of them is sought.
+
+Invariants. Nothing of a trial is committed, and a batch that does not end the run costs nothing. A search
+ends in time, whatever user code or a database does, and never takes the place of the run's own error. What
+is named is the batch, or a part of it that has failed alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from txstream.core.batch_metas import BatchMetas, alone_in, halves, is_numbered, until
+from txstream.core.dead_letters import Excluded
+from txstream.core.errors import BoltError, StateValueError, TupleError, TxstreamError
+from txstream.core.wording import counted, in_order
+from txstream.engine.batch.record_search import FailingRecord
+from txstream.engine.letters.retry_policy import reason_of, reason_without_data
+
+log = logging.getLogger(__name__)
+
+SECONDS = 20.0
+"""A search takes no longer: the run is over, and somebody waits for its end."""
+
+_MOST_RANGES = 4
+_ATTEMPT = re.compile(r"txid \d+ attempt \d+\.\d+|, task \d+(?=:)")
+_NAMES = re.compile(r"(?:table|column) '[^']*'")
+_VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
+
+Ranges = Mapping[str, Any]
+"""By partition."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What a search may do; none of it is committed. `attempt` does to a part of the batch what was done to
+    all of it, and raises how it fails. `find` returns, within about so many seconds, records that fail by
+    themselves in the workers; `seek` those that make the tuple, or one with the key, at which the commit
+    phase failed. `give_up`, called from another thread, ends what is under way."""
+
+    attempt: Callable[[BatchMetas[Any]], object]
+    seek: Callable[[float], Sequence[FailingRecord]] = lambda _seconds: ()
+    give_up: Callable[[], object] = lambda: None
+    find: Callable[[float], Sequence[FailingRecord]] = lambda _seconds: ()
+
+
+def name_record(
+    error: BaseException,
+    metas: BatchMetas[Any],
+    trials: Trials,
+    *,
+    in_commit: bool = False,
+    seconds: float = SECONDS,
+) -> None:
+    """Add to the error where its record is, or, if that cannot be found, what its batch held. `in_commit`: a
+    bolt of the commit phase failed, which is never tried with a part of the batch: nobody could undo what it
+    changes outside of the states, and a store that remembers the txid would take the part for the whole."""
+    if not isinstance(error, (BoltError, StateValueError, TupleError)) or error.record is not None:
+        return
+    if not metas.partitions:
+        return
+    log.info("looking for the record at which the batch fails")
+    search = _Search(error, metas, trials, in_commit=in_commit, seconds=seconds)
+    # A daemon, because nothing can end a thread in user code, and Python must exit all the same.
+    thread = threading.Thread(target=search.run, name="txstream-failing-record", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if search.end():
+        trials.give_up()
+    error.record = search.told()
+    error.args = (f"{error}; {error.record}", *error.args[1:])
+
+
+class _Search:
+    """One search, on a thread of its own. `end` and `told` may be called while it runs."""
+
+    def __init__(
+        self, error: TxstreamError, metas: BatchMetas[Any], trials: Trials, *, in_commit: bool, seconds: float
+    ) -> None:
+        self._error = error
+        self._metas = metas
+        self._trials = trials
+        self._in_commit = in_commit
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._is_ended = False
+        # The smallest ranges that fail alike, as far as is known.
+        self._found = _cut(metas.partitions, 0, _size(metas.partitions)) or metas.partitions
+        self._has_failed = self._fails_otherwise = self._fail_together = self._is_sought = False
+
+    def run(self) -> None:
+        try:
+            if not self._in_commit and not self._is_found_by_workers():
+                self._look()
+            if not self._has_failed and _size(self._found) > 1:
+                self._seek()
+        except Exception:  # the run ends with its own error, whatever happens here
+            log.info("the search for the record ended early", exc_info=True)
+        with self._lock:
+            self._is_ended = True
+
+    def end(self) -> bool:
+        """Have no further part tried. Returns whether the search was still under way."""
+        with self._lock:
+            was_ended, self._is_ended = self._is_ended, True
+        return not was_ended
+
+    def told(self) -> str:
+        """Return what was found, in words."""
+        with self._lock:
+            found, together, is_sought = self._found, self._fail_together, self._is_sought
+        if is_sought:
+            what = "key" if self._error.given is None else "tuple"
+            return f"a record with this {what} is {_shown(found)}"
+        if [getattr(meta, "records", None) for meta in found.values()] == [1]:
+            return f"the record is {_shown(found)}"
+        if together:
+            return f"only several records together make it fail; the smallest range found is {_shown(found)}"
+        why = "; bolts of the commit phase are not tried with some of them" if self._in_commit else ""
+        return f"the records were {_shown(found)}{why}"
+
+    def _seek(self) -> None:
+        for one in self._trials.seek(self._seconds)[:1]:
+            self._take_record(one)
+            self._is_sought = True
+
+    def _is_found_by_workers(self) -> bool:
+        if isinstance(self._error, StateValueError):  # what a state refuses, the driver finds out
+            return False
+        try:
+            found = self._trials.find(self._seconds / 2)
+        except Exception as other:  # noqa: BLE001 - a service that is away, for example; halves may tell
+            log.info("workers could not look for the record: %s", reason_without_data(other, is_output=True))
+            return False
+        # Another record may fail in a similar way, but the error tells of one.
+        same = next((one for one in found if _alike(self._error, one.error) == _EQUAL), None)
+        if same is not None:
+            self._take_record(same)
+        return same is not None
+
+    def _look(self) -> None:
+        while parts := _halves(self._found):
+            alike = []
+            for part in parts:
+                alike.append((self._likeness(part), part))
+                if alike[-1][0] == _EQUAL:
+                    break
+            likeness, part = max(alike, key=lambda one: one[0])
+            if not likeness:
+                break
+            self._take(part)
+        whole = self._found
+        if not parts or not (self._has_failed or self._likeness(whole)):
+            return
+        self._take(whole)
+        # What fails together begins in the first half and ends in the second.
+        middle, size = _size(parts[0]), _size(whole)
+        end = self._fewest(middle, size, lambda records: _cut(whole, 0, records))
+        self._fewest(end - middle, end, lambda records: _cut(whole, end - records, end))
+        with self._lock:
+            is_known = not (self._is_ended or self._fails_otherwise)
+            self._fail_together = is_known and all(map(is_numbered, self._found.values()))
+
+    def _fewest(self, passing: int, failing: int, part: Callable[[int], Ranges]) -> int:
+        """Return the smallest number of records with which the part fails, and take that part."""
+
+        def fails(records: int) -> bool:
+            is_alike = self._likeness(part(records)) != _OTHER
+            if is_alike:
+                self._take(part(records))
+            return is_alike
+
+        return bisect_left(range(failing), True, lo=passing + 1, key=fails)
+
+    def _likeness(self, part: Ranges) -> int:
+        """Try a part. Return how far it fails as the batch did."""
+        if self._is_ended:
+            return _OTHER
+        try:
+            self._trials.attempt(self._metas.part(part))
+        except Exception as other:  # noqa: BLE001 - compared, and the run ends with its own error
+            likeness = _alike(self._error, other)
+            self._fails_otherwise |= likeness == _OTHER
+            return likeness
+        return _OTHER
+
+    def _take_record(self, one: FailingRecord) -> None:
+        self._take(alone_in(self._metas, Excluded(one.partition, one.offset, "", "")).partitions)
+
+    def _take(self, part: Ranges) -> None:
+        with self._lock:
+            if not self._is_ended:
+                self._found, self._has_failed = part, True
+
+
+_OTHER, _SIMILAR, _EQUAL = range(3)
+
+
+def _alike(error: TxstreamError, other: Exception) -> int:
+    """Return how far two errors are the same, whichever record made them. Equal ones name the same tuple, row
+    or value."""
+    if type(other) is not type(error):
+        return _OTHER
+    if isinstance(error, StateValueError) and isinstance(other, StateValueError) and error.row and other.row:
+        return _EQUAL if error.row == other.row else _OTHER
+    if _ATTEMPT.sub("", str(other)) == _ATTEMPT.sub("", str(error)):
+        return _EQUAL
+    return _SIMILAR if _shape(other) == _shape(error) else _OTHER
+
+
+def _shape(error: TxstreamError) -> str:
+    """What is said of an error whichever record made it: its message without values, but with its table and
+    column; of user code's, its component and place."""
+    if error.without_data is not None:
+        return error.without_data
+    # The words alone: tasks name their component, the driver does not.
+    told = reason_of(error.words or error)
+    return " ".join([*_NAMES.findall(told), _VALUES.sub("", told)])
+
+
+def _halves(found: Ranges) -> Sequence[Ranges]:
+    """Return halves with the older records first: of several that fail alike, the first record is named."""
+    parts = [*halves(found, exact=True)]
+    return parts if len(found) > 1 else parts[::-1]
+
+
+def _size(found: Ranges) -> int:
+    return sum(meta.records if is_numbered(meta) else 1 for meta in found.values())
+
+
+def _cut(found: Ranges, first: int, end: int) -> Ranges:
+    """Return the ranges from the first record to the end, counted over all partitions. A range whose
+    positions are no records counts as one."""
+    part: dict[str, Any] = {}
+    for name in sorted(found, key=in_order):
+        meta, size = found[name], _size({name: found[name]})
+        low, high = max(first, 0), min(end, size)
+        if low < high:
+            part[name] = meta
+            if is_numbered(meta) and high - low < size:
+                part[name] = until(dataclasses.replace(meta, start=meta.start + low), meta.start + high)
+        first, end = first - size, end - size
+    return part
+
+
+def _shown(found: Ranges) -> str:
+    names = sorted(found, key=in_order)
+    ranges = [_range(name, found[name]) for name in islice(names, _MOST_RANGES)]
+    if len(names) > _MOST_RANGES:
+        ranges.append(counted(len(names) - _MOST_RANGES, "more partition"))
+    return ", ".join(ranges)
+
+
+def _range(name: str, meta: Any) -> str:
+    start, end = getattr(meta, "start", None), getattr(meta, "end", None)
+    if start is None or end is None:
+        return f"in partition {name}"
+    return f"at offset {start}{f' to {end - 1}' if end > start + 1 else ''} of partition {name}"

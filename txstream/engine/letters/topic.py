@@ -1,0 +1,159 @@
+"""Sends dead letters to a topic as well: from their table, in order, while a topology runs.
+
+Invariants. Only letters of batches that every database has committed are sent, the oldest batch first, so
+none is of an attempt that may still be undone. How far it has come is noted once the broker has acknowledged
+all letters of a batch. A driver that dies in between sends that batch again: at least once, and none is
+passed over. A lost broker delays the letters; it never delays a batch and never ends a run.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from txstream.core.dead_letters import DeadLetter, LetterKey, LetterSender, SentLetter
+from txstream.core.errors import FencedError
+from txstream.core.transaction import FIRST_TXID, Txid
+from txstream.core.waiting import BACKOFF
+from txstream.state import StateBackend
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+_HEADER = "__streams.errors."
+
+
+class LetterTopic:
+    """Sends the letters of one life of a topology from a thread of its own, from `start` to `stop`.
+
+    `current` returns the txid that commits next, `read_sent` the last txid whose letters are all sent, and
+    `note_sent` stores it.
+    """
+
+    def __init__(
+        self,
+        topology: str,
+        uuid: str,
+        databases: Sequence[StateBackend],
+        connect: Callable[[], LetterSender],
+        current: Callable[[], Txid],
+        read_sent: Callable[[], Txid | None],
+        note_sent: Callable[[Txid], None],
+    ) -> None:
+        self._topology = topology
+        self._uuid = uuid
+        self._databases = databases
+        self._connect = connect
+        self._current = current
+        self._read_sent = read_sent
+        self._note_sent = note_sent
+        self._sent: Txid | None = None
+        self._looked: Txid | None = None
+        self._sender: LetterSender | None = None
+        self._failures = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._main, name=f"txstream-letters-{topology}", daemon=True)
+
+    def start(self) -> None:
+        """Begin now."""
+        self._thread.start()
+
+    def stop(self, timeout_seconds: float) -> None:
+        """Send what is committed, for `timeout_seconds` at most; the next run sends the rest."""
+        self._stopped.set()
+        self._thread.join(timeout_seconds)
+        if self._thread.is_alive() and not self._failures:
+            log.warning(
+                "dead letters wait to be sent to their topic, which has not answered within %g s: the next "
+                "run sends them",
+                timeout_seconds,
+            )
+
+    def _main(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._stopped.wait(LOOK_SECONDS + BACKOFF.after(self._failures))
+            try:
+                self.send_committed()
+            except FencedError:
+                log.info("another driver leads, so it sends the dead letters")
+                break
+            except Exception as error:  # noqa: BLE001 - of the broker or a database: it is tried again
+                self._failures += 1
+                level = logging.WARNING if self._failures == 1 else logging.INFO
+                log.log(level, "dead letters wait to be sent to their topic: %s", error)
+                self._disconnect()
+            else:
+                if self._failures:
+                    log.warning("dead letters are sent to their topic again")
+                self._failures = 0
+        self._disconnect()
+
+    def send_committed(self) -> None:
+        """Send the letters of all batches that are committed and not noted. Raises what a part raises."""
+        current = self._current()
+        if current == self._looked:
+            return
+        if self._sent is None:
+            self._sent = self._read_sent() or Txid(FIRST_TXID - 1)
+        heads = self._heads(self._sent, current)
+        for at, (txid, _, database, key) in enumerate(heads):
+            for one in database.dead_letters(self._topology, key=key):
+                if one.uuid == self._uuid:
+                    if self._sender is None:
+                        self._sender = self._connect()
+                    self._sender.send(record_of(one.letter))
+            if at + 1 == len(heads) or heads[at + 1][0] != txid:
+                self._note_sent(txid)
+                self._sent = txid
+        self._looked = current
+
+    def _heads(
+        self, after: Txid, before: Txid
+    ) -> list[tuple[Txid, tuple[Any, ...], StateBackend, LetterKey]]:
+        """Return where the letters of the batches between these two are, in the order of their source."""
+        found = []
+        for database in self._databases:
+            # Counted first, which is cheap: most batches have none.
+            if any(after < txid < before for txid, _ in database.dead_letter_counts(self._topology)):
+                found += [
+                    (one.txid, _place(one.letter), database, LetterKey(one.txid, one.place))
+                    for one in database.dead_letters(self._topology, whole=False)
+                    if after < one.txid < before and one.uuid == self._uuid
+                ]
+        return sorted(found, key=lambda one: one[:2])
+
+    def _disconnect(self) -> None:
+        sender, self._sender = self._sender, None
+        if sender is None:
+            return
+        try:
+            sender.close()
+        except Exception as error:  # noqa: BLE001 - its broker is away; the next connection is another one
+            log.info("a connection to the topic of dead letters could not be closed: %s", error)
+
+
+def record_of(letter: DeadLetter) -> SentLetter:
+    """Return what is sent of a letter: its record as it was, with the headers of Kafka Streams (KIP-1034)."""
+    own = [
+        (name, None if value is None else base64.b64decode(value))
+        for name, value in json.loads(letter.headers or b"[]")
+    ]
+    told = {
+        "exception": letter.exception,
+        "stacktrace": letter.traceback,
+        "message": letter.message,
+        "topic": letter.topic,
+        "partition": letter.partition,
+        "offset": letter.offset,
+    }
+    errors = [(_HEADER + name, str(value).encode()) for name, value in told.items() if value is not None]
+    return SentLetter(letter.partition, letter.key, letter.value, [*own, *errors], letter.timestamp_ms)
+
+
+def _place(letter: DeadLetter) -> tuple[Any, ...]:
+    return letter.topic or letter.source.rpartition("@")[0], letter.partition or 0, letter.offset or 0
