@@ -15,12 +15,13 @@ from support.map_states import FIELDS, bank, check, movements
 import txstream
 from txstream.api.reducers import Sum
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core import entry_points
 from txstream.core.errors import ServiceUnavailableError, TopologyError, UsageError
 from txstream.engine.commit.state_targets import state_targets
 from txstream.engine.start import run_services as services
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
-from txstream.state import MemoryBackend, StateDatabase, open_database, open_sql_database, place_of, registry
+from txstream.state import MemoryBackend, StateDatabase, open_database, open_sql_database, place_of
 from txstream.state.store.memory import forget
 from txstream.testing import Point, TopologyTest
 
@@ -54,7 +55,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
     """The entry points of installed packages; a test adds its own."""
     points: list[EntryPoint] = []
     monkeypatch.setattr(
-        registry, "entry_points", lambda *, group: tuple(p for p in points if p.group == group)
+        entry_points, "entry_points", lambda *, group: tuple(p for p in points if p.group == group)
     )
     return points
 

@@ -17,25 +17,9 @@ from typing import Annotated, Any
 
 import typer
 
-from txstream.cli import (
-    administration,
-    compare,
-    dead_letters,
-    demo,
-    describe,
-    doctor,
-    init,
-    inspection,
-    operate,
-    repair,
-    replay,
-    run,
-    simulate,
-    topic,
-    ui,
-    why,
-)
+from txstream.cli import administration, dead_letters, describe, inspection, operate, run
 from txstream.cli.context import print_error
+from txstream.core.entry_points import COMMANDS, found, load
 from txstream.core.errors import TxstreamError
 from txstream.settings.given_secrets import off_the_command_line
 
@@ -73,23 +57,18 @@ def _root(
     """
 
 
-demo.register(app)
-compare.register(app)
-simulate.register(app)
-init.register(app)
-administration.register_services(app)
-topic.register(app)
-run.register(app)
-describe.register(app)
-operate.register(app)
-inspection.register(app)
-dead_letters.register(app)
-replay.register(app)
-why.register(app)
-repair.register(app)
-ui.register(app)
-doctor.register(app)
-administration.register(app)
+def _add_commands() -> None:
+    """Add the commands of txstream's kernel, and what installed packages have, its own among them."""
+    for room in (run, describe, operate, inspection, dead_letters, administration):
+        room.register(app)
+    for name in dict.fromkeys(point.name for point in found(COMMANDS)):
+        try:
+            load(COMMANDS, name, f"command {name!r}")(app)
+        except TxstreamError as error:  # the others must work without it
+            print_error(f"txstream: {error}")
+
+
+_add_commands()
 
 
 @functools.cache

@@ -11,17 +11,14 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Protocol
 
+from txstream.core.entry_points import STATE_BACKENDS, found, load
 from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.core.wording import a
 from txstream.state.backend import StateBackend
 from txstream.state.sql import urls
 from txstream.state.sql.database import StateDatabase
-
-ENTRY_POINTS: Final = "txstream.state_backends"
-"""The group of entry points. An entry point's name is the scheme, its object a `BackendFactory`."""
 
 DEFAULT_CONNECT_TIMEOUT_SECONDS: Final = 10.0
 DEFAULT_MESSAGE_TIMEOUT_SECONDS: Final = 30.0
@@ -121,7 +118,7 @@ def known_schemes() -> list[str]:
     """Return every scheme that `open_database` knows in this process, txstream's own first."""
     own = [_MEMORY, *sorted(urls.SQL_SCHEMES)]
     with _lock:
-        others = {*_registered, *(point.name for point in _entry_points())}
+        others = {*_registered, *(point.name for point in found(STATE_BACKENDS))}
     return [*own, *sorted(others - set(own))]
 
 
@@ -151,33 +148,11 @@ def _factory(scheme: str) -> BackendFactory | None:
 
         return MemoryBackend
     with _lock:
-        found = _registered.get(scheme)
-    if found is not None:
-        return found
-    points = [point for point in _entry_points() if point.name == scheme]
-    if len(points) > 1:
-        packages = ", ".join(sorted(_package(point) for point in points))
-        raise UsageError(f"{packages} each have a state backend for {scheme}://; uninstall all but one")
-    return _load(points[0]) if points else None
-
-
-def _entry_points() -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=ENTRY_POINTS))
-
-
-def _load(point: EntryPoint) -> BackendFactory:
-    try:
-        factory: BackendFactory = point.load()
-    except (ImportError, AttributeError) as error:
-        raise ServiceUnavailableError(
-            f"the state backend for {point.name}:// of {_package(point)} cannot be loaded from "
-            f"{point.value!r} ({error}); install what it needs"
-        ) from error
-    return factory
-
-
-def _package(point: EntryPoint) -> str:
-    return "a package" if point.dist is None else str(point.dist.name)
+        registered = _registered.get(scheme)
+    if registered is not None:
+        return registered
+    installed: BackendFactory | None = load(STATE_BACKENDS, scheme, f"state backend for {scheme}://")
+    return installed
 
 
 def _refuse_scheme(scheme: str) -> None:
@@ -195,5 +170,5 @@ def _unknown(url: str, scheme: str) -> UsageError:
         f"database {urls.shown(url)}: {scheme!r} is not supported; known are {', '.join(known_schemes())}, "
         f"for example {urls.EXAMPLES}. A state backend of your own becomes known by "
         f"txstream.register_backend({scheme!r}, factory) or, to executors and commands too, by an entry "
-        f"point in the group {ENTRY_POINTS!r}"
+        f"point in the group {STATE_BACKENDS!r}"
     )

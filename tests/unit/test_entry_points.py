@@ -1,0 +1,85 @@
+"""A package that a stranger installs adds a command, as the rooms of this wheel do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from tracked_wheel import ROOT
+from txstream.core import entry_points
+from txstream.core.errors import ServiceUnavailableError, UsageError
+
+GREETING = """
+import typer
+
+def register(app):
+    @app.command()
+    def greet(name: str) -> None:
+        "Greet somebody."
+        typer.echo(f"hello {name}")
+"""
+
+
+def installed(site: Path, declared: str, code: str) -> None:
+    """Lay a package out as pip does."""
+    information = site / "greetings-1.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: greetings\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(f"[txstream.commands]\n{declared}\n")
+    (site / "greetings.py").write_text(code)
+
+
+def txstream(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "txstream", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": str(site)},
+    )
+
+
+def test_a_strangers_package_adds_a_command(tmp_path: Path) -> None:
+    installed(tmp_path, "greet = greetings:register", GREETING)
+    done = txstream(tmp_path, "greet", "Ada")
+    assert (done.stdout, done.stderr, done.returncode) == ("hello Ada\n", "", 0)
+    shown = txstream(tmp_path, "--help").stdout
+    assert "Greet somebody." in shown
+    assert " doctor " in shown
+
+
+def test_one_that_cannot_be_loaded_is_told_and_takes_no_other_command_along(tmp_path: Path) -> None:
+    installed(tmp_path, "greet = greetings:register [warm]", "import there_is_no_such_module")
+    done = txstream(tmp_path, "--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("txstream ")
+    assert done.stderr == (
+        "txstream: the command 'greet' of greetings cannot be loaded from 'greetings:register' "
+        "(No module named 'there_is_no_such_module'); install what it needs: pip install 'greetings[warm]'\n"
+    )
+
+
+def test_what_this_wheel_declares_can_be_loaded() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = project["entry-points"][entry_points.COMMANDS]
+    assert {point.name for point in entry_points.found(entry_points.COMMANDS)} >= declared.keys()
+    for name in declared:
+        assert callable(entry_points.load(entry_points.COMMANDS, name, name))
+
+
+def test_nothing_several_and_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint("twice", "json:loads", "a.group"), EntryPoint("twice", "json:dumps", "a.group")]
+    points.append(EntryPoint("broken", "json:there_is_none", "a.group"))
+    monkeypatch.setattr(entry_points, "entry_points", lambda *, group: points)
+    assert entry_points.load("a.group", "none", "thing") is None
+    with pytest.raises(UsageError, match="each have a thing; uninstall all but one"):
+        entry_points.load("a.group", "twice", "thing")
+    with pytest.raises(ServiceUnavailableError, match="the thing of a package cannot be loaded from 'json:t"):
+        entry_points.load("a.group", "broken", "thing")

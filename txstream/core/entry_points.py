@@ -1,0 +1,48 @@
+"""What installed packages add to txstream: a room of this wheel and a stranger's package come in by one door.
+
+Each kind of addition has a group of entry points. Looking there loads nothing but what is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
+
+from txstream.core.errors import ServiceUnavailableError, UsageError
+
+COMMANDS: Final = "txstream.commands"
+"""Of the command line: an object is called with typer's app, `register(app)`, when a command line begins."""
+STATE_BACKENDS: Final = "txstream.state_backends"
+"""Of stores: a name is the scheme of a URL, its object a `BackendFactory`."""
+
+
+def found(group: str) -> tuple[EntryPoint, ...]:
+    """Return what installed packages have in a group, by name."""
+    return tuple(sorted(entry_points(group=group), key=lambda point: point.name))
+
+
+def load(group: str, name: str, what: str) -> Any:
+    """Return the object of this name, or None if no package has one. `what` is its name in errors.
+
+    Raises UsageError if several packages have one, and ServiceUnavailableError if it cannot be loaded, with
+    what to install.
+    """
+    points = [point for point in found(group) if point.name == name]
+    if len(points) > 1:
+        packages = ", ".join(sorted(_package(point) for point in points))
+        raise UsageError(f"{packages} each have a {what}; uninstall all but one")
+    for point in points:
+        try:
+            return point.load()
+        except (ImportError, AttributeError) as error:
+            place = f"{point.module}:{point.attr}"
+            extras = f": pip install '{_package(point)}[{','.join(point.extras)}]'" if point.extras else ""
+            raise ServiceUnavailableError(
+                f"the {what} of {_package(point)} cannot be loaded from {place!r} ({error}); "
+                f"install what it needs{extras}"
+            ) from error
+    return None
+
+
+def _package(point: EntryPoint) -> str:
+    return "a package" if point.dist is None else str(point.dist.name)
