@@ -18,7 +18,7 @@ from txstream.core.semantics import Semantics
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 
-FEW_SEEDS, CI_SEEDS = 4, 12
+FEW_SEEDS, CI_SEEDS = 1, 12
 SOAK_SEEDS = int(os.environ.get("TXSTREAM_SIMULATION_SEEDS", "20000"))
 MOST_SEEDS = 200
 
