@@ -69,7 +69,8 @@ SECOND_SERVERS = frozenset(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave what needs a second kind of server to the long lane."""
     for item in items:
-        if not SECOND_SERVERS.isdisjoint(getattr(item, "fixturenames", ())):
+        uses = getattr(item, "fixturenames", ())
+        if item.path.name.endswith("_mysql.py") or not SECOND_SERVERS.isdisjoint(uses):
             item.add_marker(pytest.mark.soak)
 
 

@@ -74,6 +74,9 @@ def run(lane: str, arguments: Sequence[str], files: Sequence[str], report: Path)
         LANES[lane],
         "--report-to",
         str(report),
+        # No percentages: each process has a collection of its own.
+        "-o",
+        "console_output_style=classic",
     ]
     timeout = [] if lane == "gate" else ["--timeout", "7200"]
     return subprocess.run([*command, *timeout, *arguments, *files], cwd=ROOT, check=False).returncode
