@@ -22,9 +22,9 @@ PYPROJECT_TIME = (ROOT / "pyproject.toml").stat().st_mtime
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # This suite may itself run under make, whose flags must not reach the make under test.
+    # This suite may itself run under make, whose flags and variables must not reach the make under test.
     environment = {
-        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "UV")
     }
     command = ["make", "--no-print-directory", *arguments]
     return subprocess.run(
