@@ -25,7 +25,27 @@ def test_it_has_all_that_is_tracked(package: Path) -> None:
     tracked = {str(path) for path in packaged_files().values() if path.suffix == ".py"}
     assert len(tracked) > 50
     assert not tracked - names
-    assert not [name for name in names if "__pycache__" in name or not name.startswith("txstream/")]
+    assert not [
+        name for name in names if "__pycache__" in name or not name.startswith(("txstream/", "txstream-"))
+    ]
+
+
+def test_a_driver_that_runs_from_there_finds_what_comes_in_by_entry_points(
+    package: Path, tmp_path: Path
+) -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "from txstream.core.entry_points import COMMANDS, TIERS, WATCHERS, found;"
+        "print(*(point.name for group in (TIERS, WATCHERS, COMMANDS) for point in found(group)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program, str(package)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split()[:4] == ["tracked", "spans", "compare", "demo"]
 
 
 def test_another_python_imports_it_from_there(package: Path, tmp_path: Path) -> None:

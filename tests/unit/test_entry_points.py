@@ -8,12 +8,15 @@ import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tracked_wheel import ROOT
 from txstream.core import entry_points
 from txstream.core.errors import ServiceUnavailableError, UsageError
+from txstream.engine.run import _tier, _told
 
 GREETING = """
 import typer
@@ -83,3 +86,38 @@ def test_nothing_several_and_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> 
         entry_points.load("a.group", "twice", "thing")
     with pytest.raises(ServiceUnavailableError, match="the thing of a package cannot be loaded from 'json:t"):
         entry_points.load("a.group", "broken", "thing")
+
+
+WATCHING = """
+from txstream.engine.loop.open_batches import Watcher
+
+class Noting(Watcher):
+    def advanced(self, timing):
+        print("txid", timing.txid, flush=True)
+
+def watcher(topology):
+    return Noting() if topology == "word-count" else None
+"""
+
+
+def test_a_strangers_package_watches_every_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "watching.py").write_text(WATCHING)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = EntryPoint("noting", "watching:watcher", entry_points.WATCHERS)
+    monkeypatch.setattr(entry_points, "entry_points", lambda *, group: [own] if group == own.group else [])
+    topology: Any = SimpleNamespace(id="word-count")
+    told = _told(topology, ())
+    assert told is not None
+    timing: Any = SimpleNamespace(txid=7)
+    told.advanced(timing)
+    assert capsys.readouterr().out == "txid 7\n"
+    topology.id = "another"
+    assert _told(topology, ()) is None
+
+
+def test_a_tier_that_no_package_has_is_named() -> None:
+    topology: Any = SimpleNamespace(id="t", tier="of-tomorrow")
+    with pytest.raises(UsageError, match="needs the tier 'of-tomorrow', which no installed package has"):
+        _tier(topology)

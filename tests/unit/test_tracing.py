@@ -20,7 +20,7 @@ from support.measured import LINES, MeasuredRun, counting
 
 from txstream import BatchFailedError, OutputCollector, Tuple
 from txstream.core.transaction import epoch_of
-from txstream.engine.tracing import BatchSpans, tracing_watcher
+from txstream.metrics.tracing import BatchSpans, tracing_watcher
 from txstream.spouts.memory import MemorySpout
 
 

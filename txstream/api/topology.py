@@ -11,7 +11,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 
@@ -78,6 +78,10 @@ class StateUse:
     semantics: Semantics
 
 
+BATCHES: Final = "batches"
+"""The tier of topologies that run in batches."""
+
+
 @dataclass(frozen=True)
 class Topology:
     """A built topology: components from the spout down. Build it with `TransactionalTopologyBuilder`."""
@@ -116,6 +120,26 @@ class Topology:
         if not isinstance(instance, SourceSpout):
             raise TopologyError(f"topology {self.id!r} does not begin with a spout")
         return instance
+
+    @property
+    def tier(self) -> str:
+        """What runs it: BATCHES, or the name of an entry point in the group `txstream.tiers`."""
+        return BATCHES
+
+    @property
+    def fed(self) -> tuple[Component, ...]:
+        """The spouts that are asked for tuples in the plan's own tasks; a batch's spout is none of them."""
+        return ()
+
+    @property
+    def tracks(self) -> bool:
+        """Whether each fed tuple's descendants are tracked, and its spout is told of them."""
+        return False
+
+    def source_identity(self) -> tuple[object, Mapping[str, Any]]:
+        """Return the source, whose class must stay the same under one id, and what else of it must."""
+        source = self.spout.source
+        return source, source.identity()
 
     @property
     def semantics(self) -> Semantics:

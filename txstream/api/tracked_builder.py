@@ -28,6 +28,22 @@ class TrackedTopology(Topology):
     ackers: int = 1
 
     @property
+    def tier(self) -> str:
+        return "tracked"
+
+    @property
+    def fed(self) -> tuple[Component, ...]:
+        return self.spouts
+
+    @property
+    def tracks(self) -> bool:
+        return self.ackers > 0
+
+    def source_identity(self) -> tuple[object, Mapping[str, Any]]:
+        spouts = {spout.id: type(spout.instance).__qualname__ for spout in self.spouts}
+        return self.spouts[0].instance, {"tracked": spouts}
+
+    @property
     def semantics(self) -> Semantics:
         """The one that promises as much: at least once, and no progress is stored."""
         return Semantics.NON_TRANSACTIONAL

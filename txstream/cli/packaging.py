@@ -10,8 +10,9 @@ import importlib.util
 import os
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
 
 from txstream.core.errors import UsageError
@@ -41,7 +42,7 @@ def write_package(out: Path) -> Package:
             f"{out} must end in .zip: Spark puts a .zip on the executors' path, nothing else; "
             f"try --out {out.with_suffix('.zip').name}"
         )
-    return write_zip(out, framework_files())
+    return write_zip(out, {**framework_files(), **_entry_points()})
 
 
 def framework_files() -> dict[PurePosixPath, Path]:
@@ -56,6 +57,18 @@ def framework_files() -> dict[PurePosixPath, Path]:
     return files
 
 
+def _entry_points() -> dict[PurePosixPath, bytes]:
+    """Return what tells a driver that runs from the zip which commands, tiers and watchers are in it."""
+    try:
+        installed = distribution("txstream")
+    except PackageNotFoundError:
+        return {}
+    folder = PurePosixPath(f"txstream-{installed.version}.dist-info")
+    named = {"METADATA": f"Metadata-Version: 2.1\nName: txstream\nVersion: {installed.version}\n"}
+    named["entry_points.txt"] = installed.read_text("entry_points.txt") or ""
+    return {folder / name: text.encode() for name, text in named.items()}
+
+
 def folder_files(folder: Path) -> Iterator[tuple[PurePosixPath, Path]]:
     """Yield the files below a package's folder with their names relative to it; no caches, nothing hidden."""
     for current, directories, names in os.walk(folder):
@@ -66,13 +79,13 @@ def folder_files(folder: Path) -> Iterator[tuple[PurePosixPath, Path]]:
                 yield PurePosixPath(path.relative_to(folder).as_posix()), path
 
 
-def write_zip(out: Path, files: dict[PurePosixPath, Path]) -> Package:
+def write_zip(out: Path, files: Mapping[PurePosixPath, Path | bytes]) -> Package:
     """Write `files`, by their names in the zip, to `out`. Raises UsageError if `out` cannot be written."""
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
         try:
             with os.fdopen(handle, "wb") as sink, zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
-                _add_all(archive, files.items())
+                _add_all(archive, files)
             Path(temporary).chmod(0o644)
             Path(temporary).replace(out)
         except BaseException:
@@ -83,12 +96,12 @@ def write_zip(out: Path, files: dict[PurePosixPath, Path]) -> Package:
     return Package(out, len(files), out.stat().st_size)
 
 
-def _add_all(archive: zipfile.ZipFile, files: Iterable[tuple[PurePosixPath, Path]]) -> None:
-    for name, path in sorted(files):
+def _add_all(archive: zipfile.ZipFile, files: Mapping[PurePosixPath, Path | bytes]) -> None:
+    for name, content in sorted(files.items(), key=lambda item: item[0]):
         entry = zipfile.ZipInfo(str(name), _EPOCH)
         entry.compress_type = zipfile.ZIP_DEFLATED
         entry.external_attr = 0o644 << 16
-        archive.writestr(entry, path.read_bytes())
+        archive.writestr(entry, content if isinstance(content, bytes) else content.read_bytes())
 
 
 def holds_framework(path: Path) -> bool:

@@ -231,12 +231,12 @@ def _with_timeout(topology: Topology, seconds: float) -> Topology:
 
 def _with_dead_letters(topology: Topology, most: int) -> Topology:
     from txstream.api.builder import check_dead_letters
-    from txstream.api.tracked_builder import TrackedTopology
+    from txstream.api.topology import BATCHES
     from txstream.core.dead_letters import DeadLetters
 
     if most < 1:
         raise UsageError(f"--dead-letters is {most}; it must be a number above 0")
-    if isinstance(topology, TrackedTopology):
+    if topology.tier != BATCHES:
         raise UsageError(f"topology {topology.id!r} is of tracked tuples, which have no --dead-letters")
     wanted = replace(topology.dead_letters or DeadLetters(), max_per_batch=most)
     return replace(topology, dead_letters=check_dead_letters(wanted, topology.semantics))

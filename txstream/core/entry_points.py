@@ -14,6 +14,11 @@ COMMANDS: Final = "txstream.commands"
 """Of the command line: an object is called with typer's app, `register(app)`, when a command line begins."""
 STATE_BACKENDS: Final = "txstream.state_backends"
 """Of stores: a name is the scheme of a URL, its object a `BackendFactory`."""
+TIERS: Final = "txstream.tiers"
+"""Of what runs topologies: a name is a topology's `tier`, its object makes the `Tier`."""
+WATCHERS: Final = "txstream.watchers"
+"""Of what is told of every run's batches: an object is called with the topology's id, before the run starts,
+and returns a `Watcher`, or None if it has nothing to do."""
 
 
 def found(group: str) -> tuple[EntryPoint, ...]:

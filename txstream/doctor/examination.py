@@ -11,8 +11,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from txstream.api.bolts import DataFrameBolt
-from txstream.api.topology import Topology
-from txstream.api.tracked_builder import TrackedTopology
+from txstream.api.topology import BATCHES, Topology
 from txstream.doctor.checks import Check, Task, ask_all
 from txstream.doctor.clocks import Clocks
 from txstream.doctor.kafka_check import kafka_sources, look_at_brokers, look_at_topics
@@ -168,7 +167,7 @@ class Examination:
             if self.topology.commit != "driver" or self.topology.map_states:
                 for url in self._urls:
                     names += _drivers(url)
-            bolts = () if isinstance(self.topology, TrackedTopology) else self.topology.bolts
+            bolts = self.topology.bolts if self.topology.tier == BATCHES else ()
             if any(isinstance(bolt.instance, DataFrameBolt) for bolt in bolts):
                 names.append("pandas")
         names += [name for name in self.imported if importlib.util.find_spec(name) is not None]

@@ -13,8 +13,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from txstream.api.topology import Topology
-from txstream.api.tracked_builder import TrackedTopology
+from txstream.api.topology import BATCHES, Topology
+from txstream.core.entry_points import TIERS, WATCHERS, found, load
 from txstream.core.errors import BoltError, CorruptStateError, TxstreamError, UsageError
 from txstream.core.fault_points import PointListener, nobody_listens
 from txstream.core.waiting import RunAbortedError, WaitStoppedError
@@ -29,8 +29,6 @@ from txstream.engine.spark.log import writable_spark_log
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver, RunnerFactory, Tier
 from txstream.engine.start.run_services import RunServices
-from txstream.engine.tracing import tracing_watcher
-from txstream.engine.tracked.tier import TrackedTier
 from txstream.settings import Settings
 from txstream.zookeeper.paths import with_remedy
 
@@ -72,8 +70,8 @@ class RunningTopology:
         )
         caught_up, warm_up = until == CAUGHT_UP, WARM_UP_SECONDS if runner_factory is None else 0.0
         tier: Tier[Any]
-        if isinstance(topology, TrackedTopology):
-            tier = TrackedTier(topology, until_caught_up=caught_up, warm_up_seconds=warm_up)
+        if topology.tier != BATCHES:
+            tier = _tier(topology)(topology, until_caught_up=caught_up, warm_up_seconds=warm_up)
         else:
             tier = BatchTier(
                 topology,
@@ -177,9 +175,7 @@ class RunningTopology:
     @property
     def open_work(self) -> str:
         """What `stop` waits for, in words."""
-        if isinstance(self.topology, TrackedTopology):
-            return "the open trees have ended"
-        return "the open batches are committed"
+        return self.driver.tier.open_work
 
     @property
     def is_running(self) -> bool:
@@ -240,10 +236,21 @@ class RunningTopology:
 
 
 def _told(topology: Topology, watchers: Sequence[Watcher]) -> Watcher | None:
-    """Return what is told of batches: the given watchers, and traces where they can be made."""
-    tracing = tracing_watcher(topology.id)
-    told = [*watchers, *([] if tracing is None else [tracing])]
+    """Return what is told of batches: the given watchers, and those of installed packages."""
+    names = dict.fromkeys(point.name for point in found(WATCHERS))
+    installed = [load(WATCHERS, name, f"watcher {name!r}")(topology.id) for name in names]
+    told = [*watchers, *(watcher for watcher in installed if watcher is not None)]
     return Watchers(told) if told else None
+
+
+def _tier(topology: Topology) -> Callable[..., Tier[Any]]:
+    """Return what makes the tier of a topology that is none of batches."""
+    tier: Callable[..., Tier[Any]] | None = load(TIERS, topology.tier, f"tier {topology.tier!r}")
+    if tier is None:
+        raise UsageError(
+            f"topology {topology.id!r} needs the tier {topology.tier!r}, which no installed package has"
+        )
+    return tier
 
 
 def start(
@@ -276,7 +283,7 @@ def start(
         raise UsageError("give until='caught-up' or until_txid, not both")
     if until_txid is not None and until_txid < 1:
         raise UsageError(f"until_txid is {until_txid}; txids begin at 1")
-    if until_txid is not None and isinstance(topology, TrackedTopology):
+    if until_txid is not None and topology.tier != BATCHES:
         raise UsageError(f"topology {topology.id!r} is of tracked tuples, which have no txids")
     settings = (settings or Settings()).resolve()
     if spark is None and runner_factory is None and settings.spark_log is None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from txstream.api.bolts import StateCommitter
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
-from txstream.api.tracked_builder import TrackedTopology
+from txstream.api.topology import BATCHES
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.digests import TableDigest
 from txstream.core.errors import (
@@ -205,7 +205,7 @@ def dry_runs(
 
     Raises UnknownTopologyError, ServiceUnavailableError.
     """
-    if isinstance(topology, TrackedTopology):
+    if topology.tier != BATCHES:
         raise tracks_tuples(topology.id)
     settings = with_states_of((settings or Settings()).resolve(), topology)
     context = SpoutContext(

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import Metric
 
-from txstream.api.topology import Topology
-from txstream.api.tracked_builder import TrackedTopology
+from txstream.api.topology import BATCHES, Topology
 from txstream.core.dead_letters import DeadLetter
 from txstream.core.errors import TxstreamError
 from txstream.core.transaction import TransactionAttempt
@@ -87,7 +86,7 @@ class RunMetrics(Watcher):
         self._letters = Counter[str]()
         self._late = Counter[str]()
         self._tables: dict[str, str] = {}
-        if not isinstance(topology, TrackedTopology):
+        if topology.tier == BATCHES:
             self._tables = {name: bolt.state.table for name, bolt in state_committers(topology).items()}
             self._rows.update(dict.fromkeys(self._tables.values(), 0))
         self._last_commit: float | None = None

@@ -27,7 +27,6 @@ from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.reducers import BUILT_IN_MERGES, Reducer
 from txstream.api.spouts import PartitionedSpout, SpoutContext
 from txstream.api.topology import Component, Topology
-from txstream.api.tracked_builder import TrackedTopology
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import TopologyError
 from txstream.engine.states.bindings import Bindings
@@ -162,10 +161,9 @@ def compile_topology(
 ) -> ExecutionPlan:
     """The plan of a topology. Raises TopologyError when a bolt, the source or a setting cannot be pickled."""
     spout = topology.components[0]
-    tracked = topology if isinstance(topology, TrackedTopology) else None
-    fed = tuple(_compile_bolt(topology, one) for one in tracked.spouts) if tracked else ()
+    fed = tuple(_compile_bolt(topology, one) for one in topology.fed)
     bolts = tuple(_compile_bolt(topology, component) for component in topology.bolts)
-    if tracked:
+    if fed:
         first = itertools.accumulate((spec.tasks for spec in (*fed, *bolts)), initial=0)
         fed, bolts = (tuple(replace(spec, first_task=next(first)) for spec in some) for some in (fed, bolts))
     if topology.settings:
@@ -175,7 +173,7 @@ def compile_topology(
         topology_id=topology.id,
         spout_id=spout.id,
         spout_slots=spout.parallelism,
-        source=b"" if tracked else _pickle(f"component {spout.id!r}", topology.spout.source),
+        source=b"" if fed else _pickle(f"component {spout.id!r}", topology.spout.source),
         spout_schema=next(iter(spout.streams.values())),
         context=context,
         bolts=bolts,
@@ -183,7 +181,7 @@ def compile_topology(
         capture=capture,
         bindings=bindings or {},
         fed=fed,
-        tracks=tracked is not None and tracked.ackers > 0,
+        tracks=topology.tracks,
     )
 
 

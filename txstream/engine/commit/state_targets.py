@@ -13,8 +13,7 @@ from sqlalchemy.exc import ArgumentError
 
 from txstream.api.bolts import StateCommitter
 from txstream.api.reducers import Put
-from txstream.api.topology import Component, StateUse, Topology
-from txstream.api.tracked_builder import TrackedTopology
+from txstream.api.topology import BATCHES, Component, StateUse, Topology
 from txstream.core.errors import TopologyError
 from txstream.engine.batch.shares import TableDeltas
 from txstream.engine.states.bindings import Bindings, StateBinding
@@ -111,7 +110,7 @@ def state_targets(
         put = {name: Put() for name in use.state.value_names}
         owner = f"{use.component!r} (state {use.name!r})"
         add(TableSpec(use.state, use.semantics, put), use.component, owner, by_bolts=True)
-    if not found and not isinstance(topology, TrackedTopology):
+    if not found and topology.tier == BATCHES:
         found[default_url] = _Found()
 
     def target(url: str, here: _Found) -> StateTarget:

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
@@ -115,6 +115,9 @@ class Tier(ABC, Generic[L]):
     `plan`, if given, was compiled before; with `capture` the runner keeps what components emit. `loop` is set
     once batches or tuples may run, and `context`, that of the source, before.
     """
+
+    open_work: ClassVar[str] = "the open batches are committed"
+    """What a run that is stopped waits for, in words."""
 
     topology: Topology
     _: KW_ONLY

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from txstream.api.bolts import DataFrameBolt
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
-from txstream.api.topology import Topology
-from txstream.api.tracked_builder import TrackedTopology
+from txstream.api.topology import BATCHES, Topology
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import (
     TxstreamError,
@@ -69,7 +68,7 @@ class RunServices:
         runner_factory: RunnerFactory | None = None,
     ) -> None:
         # A cancelled job may hold its thread for seconds while its successor runs.
-        in_flight = 1 if isinstance(topology, TrackedTopology) else topology.max_spout_pending
+        in_flight = topology.max_spout_pending if topology.tier == BATCHES else 1
         self.workers: Workers = ThreadWorkers(jobs=2 * in_flight + 2)
         self.state = "starting"
         self._topology = topology

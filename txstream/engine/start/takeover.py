@@ -24,8 +24,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from txstream.api.topology import Topology
-from txstream.api.tracked_builder import TrackedTopology
+from txstream.api.topology import BATCHES, Topology
 from txstream.core.batch_metas import MetaCodec, to_json
 from txstream.core.coordinator import Coordinator
 from txstream.core.errors import (
@@ -99,7 +98,7 @@ def take_up(
         replays=resume.replays,
         last_txid=last_txid,
     )
-    steering = Steering(topology, None if isinstance(topology, TrackedTopology) else coordinator)
+    steering = Steering(topology, coordinator if topology.tier == BATCHES else None)
     steering.restore(store.read_requests(), asked_before)
     return Takeover(identity, epoch, resume, steering, coordinator)
 
@@ -109,12 +108,7 @@ def take_up(
 
 def identity_of(topology: Topology) -> Identity:
     """Return what must stay the same under one topology id, with a new uuid."""
-    if isinstance(topology, TrackedTopology):
-        source: object = topology.spouts[0].instance
-        spouts = {spout.id: type(spout.instance).__qualname__ for spout in topology.spouts}
-        described: Mapping[str, Any] = {"tracked": spouts}
-    else:
-        source, described = topology.spout.source, topology.spout.source.identity()
+    source, described = topology.source_identity()
     return Identity.new(
         topology.semantics,
         f"{type(source).__module__}.{type(source).__qualname__}",

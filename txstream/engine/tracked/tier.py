@@ -27,6 +27,7 @@ class NoMeta:
 class TrackedTier(Tier[Turns]):
     """See the module."""
 
+    open_work = "the open trees have ended"
     topology: TrackedTopology
 
     @property
