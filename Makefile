@@ -83,9 +83,9 @@ release: test soak
 # The stamps say which extras are installed as pyproject.toml asks now; dev includes core and docs. The interpreter is a
 # prerequisite too: when the system's Python went away or was replaced, everything is installed again.
 
-# pip tells a lot, which nobody reads unless it fails.
+# pip tells a lot, which nobody reads unless it fails. Where uv cannot install, pip may.
 define pip
-	@$(if $(UV),$(UV) pip install --python $(1)/bin/python,$(1)/bin/python -m pip install --disable-pip-version-check) $(2) >$(1)/pip.log 2>&1 || { cat $(1)/pip.log >&2; exit 1; }
+	@{ $(if $(UV),$(UV) pip install --python $(1)/bin/python $(2) ||) $(1)/bin/python -m pip install --disable-pip-version-check $(2); } >$(1)/pip.log 2>&1 || { cat $(1)/pip.log >&2; exit 1; }
 endef
 
 define install

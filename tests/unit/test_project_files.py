@@ -116,6 +116,14 @@ def test_what_pip_says_is_shown_only_when_it_fails(tmp_path: Path, status: int) 
     assert "Installing txstream" in told
 
 
+def test_where_uv_cannot_install_pip_does(tmp_path: Path) -> None:
+    venv = environment(tmp_path, None, 0)
+    script(venv / "bin" / "python", 'case "$*" in *"pip install"*) echo "by pip" >&2; exit 1;; esac')
+    uv = script(tmp_path / "uv", 'echo "no uv today" >&2; exit 2')
+    told = make("demo", f"VENV={venv}", f"UV={uv}").stderr
+    assert ("no uv today" in told, "by pip" in told) == (True, True)
+
+
 def test_each_peer_is_installed_once_in_an_environment_of_its_own(tmp_path: Path) -> None:
     venv = environment(tmp_path, None, 0)
     planned = make("--dry-run", "peers", f"VENV={venv}").stdout
