@@ -111,7 +111,7 @@ def seconds_per_batch(settings: Settings, name: str, with_metrics: bool, scrape_
             code, settings=settings, until="caught-up", runner_factory=InProcessRunner, watchers=watchers
         )
         for watcher in watchers:
-            watcher.driver = running.driver
+            watcher.attached(running.driver)
         timings = running.wait().timings
     return (timings[-1].committed_at - timings[0].committed_at) / (len(timings) - 1)
 

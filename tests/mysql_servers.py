@@ -26,7 +26,7 @@ import pymysql
 from sqlalchemy import URL
 
 import get_mysql
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 
 _START_SECONDS: Final = 60.0
 _LIBC: Final = ctypes.CDLL(None)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from integration.test_bad_database_postgres import BadServer
 from mysql_servers import MySQLFamilyServer
 
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 
 
 class Administrator:

@@ -22,7 +22,7 @@ from support.storm import states
 
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.core.errors import BatchFailedError, BatchTimeoutError, BoltError
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 from txstream.engine.spark import spark_runner
 from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.testing import AttemptState, TopologyTest

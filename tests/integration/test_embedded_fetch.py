@@ -15,9 +15,10 @@ from rich.console import Console
 from txstream.core.errors import ServiceUnavailableError
 from txstream.embedded import EmbeddedKafka
 from txstream.embedded.jars import Jar, JarLock, kafka_classpath, read_lock
-from txstream.embedded.java import LOGGING_JARS, spark_jars
+from txstream.embedded.java import LOGGING_JARS
 from txstream.embedded.kafka import cluster_view
 from txstream.embedded.ports import HOST, free_port
+from txstream.engine.spark.java import spark_jars
 
 FETCH = (
     "import sys; from pathlib import Path; from txstream.embedded.jars import kafka_classpath; "

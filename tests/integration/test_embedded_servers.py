@@ -17,10 +17,10 @@ from kafka.errors import UnknownTopicOrPartitionError
 from kazoo.client import KazooClient
 
 from txstream.core.errors import ServiceUnavailableError
+from txstream.core.waits import wait_until
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, process
 from txstream.embedded.kafka import cluster_view
 from txstream.embedded.ports import HOST, is_free
-from txstream.embedded.process import wait_until
 
 
 @pytest.fixture

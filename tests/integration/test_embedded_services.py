@@ -20,10 +20,10 @@ from kazoo.client import KazooClient
 from rich.console import Console
 
 from txstream.core.errors import ServiceUnavailableError
+from txstream.core.waits import wait_until
 from txstream.embedded import Services, down, embedded, process, running, up
 from txstream.embedded.kafka import cluster_view
 from txstream.embedded.ports import HOST, is_free
-from txstream.embedded.process import wait_until
 from txstream.embedded.zookeeper import four_letter_word
 
 UP = "import sys; from pathlib import Path; from txstream.embedded import up; up(Path(sys.argv[1]))"

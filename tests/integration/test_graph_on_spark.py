@@ -43,7 +43,7 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.core.errors import BoltError, TxstreamError
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 from txstream.engine.batch.edge_counts import EdgeName
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.spark.session import COMMIT_POOL, PROCESSING_POOL

@@ -11,8 +11,8 @@ import pytest
 from support.kafka_topics import Topics
 from support.promises import SPOUT_KINDS
 
+from txstream.core.waits import wait_until
 from txstream.embedded import EmbeddedKafka, Services
-from txstream.embedded.process import wait_until
 from txstream.spouts.kafka import KafkaSource
 from txstream.testing.spout import Row, Rows, SpoutHarness, check_spout
 

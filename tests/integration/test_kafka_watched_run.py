@@ -146,7 +146,7 @@ def test_a_group_gets_the_committed_places_and_metrics_the_lag(
         with txstream.start(
             topology, settings=settings, runner_factory=InProcessRunner, watchers=[metrics]
         ) as running:
-            metrics.driver = running.driver
+            metrics.attached(running.driver)
             wait_until(lambda: running.progress.records == LINES, "all is committed")
             wait_until(
                 lambda: offsets(services.kafka, unique) == ends(services.kafka, unique), "it is published"

@@ -8,7 +8,7 @@ from mysql_servers import MySQLFamilyServer
 from support.mysql_tools import SESSIONS, ask
 from support.server_databases import new_database
 
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 
 
 class TestLocks(ServerLocks):

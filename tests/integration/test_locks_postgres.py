@@ -26,7 +26,7 @@ from unit import test_sql_locks
 from txstream.core.errors import ServiceUnavailableError, StaleAttemptError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import attempt_id
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 from txstream.state import AnswerLostError, FenceLockedError, StateBackend, open_sql_database
 from txstream.state.sql.postgresql import PostgreSQLDialect
 

@@ -14,8 +14,8 @@ from support.runs import WORD_COUNT, Launcher, RunningCommand
 from support.tables import read_counts
 from support.texts import count_words, fill_topic, make_lines, produce
 
+from txstream.core.waits import wait_until
 from txstream.embedded import Services
-from txstream.embedded.process import wait_until
 from txstream.zookeeper import Paths, ZooKeeper
 
 LINES = 60

@@ -12,8 +12,8 @@ from support.zookeeper_proxy import Proxy
 from unit.test_zookeeper_assignment import TestShown as TestShown
 from unit.test_zookeeper_requests import TestRequests as TestRequests
 
+from txstream.core.waits import wait_until
 from txstream.embedded import Services
-from txstream.embedded.process import wait_until
 from txstream.zookeeper import Kind, Leadership, ProgressStore, ZooKeeper
 
 

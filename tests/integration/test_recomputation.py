@@ -38,7 +38,7 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.core.errors import PartitionUnavailableError
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.messages import Element
 from txstream.engine.spark.spark_runner import SparkRunner

@@ -32,7 +32,7 @@ from support.on_spark import (
 )
 
 from txstream.core.errors import BatchFailedError, BoltError, TxstreamError
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.sizing import RecordCost
 from txstream.engine.spark.spark_runner import SparkRunner

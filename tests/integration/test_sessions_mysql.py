@@ -17,7 +17,7 @@ from txstream.api.reducers import Put, Sum, custom
 from txstream.core.errors import StateValueError, TxstreamError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 from txstream.state import (
     FenceLockedError,
     open_sql_database,

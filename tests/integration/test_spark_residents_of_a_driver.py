@@ -18,7 +18,7 @@ import psutil
 import pytest
 from support.spark_standalone import SparkStandalone
 
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 
 DEADLINE_SECONDS = 90.0
 TESTS = str(Path(__file__).parents[1])

@@ -14,8 +14,8 @@ from support.tables import read_counts, read_rows
 from support.texts import fill_topic, make_lines
 
 import txstream
+from txstream.core.waits import wait_until
 from txstream.embedded import Services
-from txstream.embedded.process import wait_until
 from txstream.engine.loop import operator_requests
 from txstream.engine.spark.session import RECIPE
 from txstream.examples import global_count, word_count

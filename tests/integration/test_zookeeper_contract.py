@@ -36,15 +36,8 @@ from txstream.core.errors import (
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Epoch, Txid, attempt_id
 from txstream.embedded.zookeeper import EmbeddedZooKeeper
-from txstream.zookeeper import (
-    Identity,
-    LostAnswerError,
-    MemoryProgress,
-    MemoryTree,
-    ProgressStore,
-    StoredBatch,
-    ZooKeeper,
-)
+from txstream.zookeeper import Identity, LostAnswerError, ProgressStore, StoredBatch, ZooKeeper
+from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 
 @pytest.fixture(scope="module")

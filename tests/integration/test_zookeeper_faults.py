@@ -24,7 +24,7 @@ from txstream.core.errors import FencedError, LeaderExistsError, ServiceUnavaila
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Epoch, Txid, attempt_id
 from txstream.core.waiting import WaitStoppedError
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 from txstream.embedded.zookeeper import EmbeddedZooKeeper
 from txstream.zookeeper import Identity, Leadership, ZooKeeper, ZooKeeperProgress
 

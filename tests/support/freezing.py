@@ -28,7 +28,7 @@ from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
 from txstream.core.transaction import TransactionAttempt
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import TopologyTest
 

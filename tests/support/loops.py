@@ -28,7 +28,8 @@ from txstream.state import Commit, StateBackend, TopologyStates
 from txstream.state.store.memory import MemoryBackend
 from txstream.testing import InProcessRunner
 from txstream.testing.services import MemoryServices
-from txstream.zookeeper import MemoryTree, Requests
+from txstream.zookeeper import Requests
+from txstream.zookeeper.memory import MemoryTree
 
 DEADLINE_SECONDS = 60.0
 TOPOLOGY = "word-count"

@@ -27,7 +27,7 @@ from txstream.metrics.server import served
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import InProcessRunner
 from txstream.testing.services import MemoryServices
-from txstream.zookeeper import MemoryTree
+from txstream.zookeeper.memory import MemoryTree
 
 Samples = dict[tuple[str, ...], float]
 
@@ -77,7 +77,7 @@ class MeasuredRun:
 
     def start(self) -> None:
         self._thread.start()
-        self.metrics.driver = self.driver
+        self.metrics.attached(self.driver)
 
     def wait_for(self, txid: int) -> None:
         """Wait until a txid is committed and its progress stored."""

@@ -10,8 +10,9 @@ from typing import Any
 from support.zookeeper_backends import CODEC, IDENTITY
 from txstream.core.transaction import Epoch
 from txstream.settings import Settings
-from txstream.zookeeper import ROOT, MemoryProgress, MemoryTree, Paths, ZooKeeper
+from txstream.zookeeper import ROOT, Paths, ZooKeeper
 from txstream.zookeeper.candidates import candidate_data
+from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 
 class MemoryZooKeeper(ZooKeeper):

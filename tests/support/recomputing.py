@@ -52,7 +52,7 @@ from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.core.batch_metas import Encoded
 from txstream.core.digests import digest_of
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 from txstream.engine.batch.runner_contract import NOTHING, BatchResult
 from txstream.engine.commit.committer import (
     BatchCommitter,

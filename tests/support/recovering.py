@@ -28,7 +28,7 @@ from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase, TopologyLife
 from txstream.testing import CrashError, TopologyTest
-from txstream.zookeeper import MemoryProgress, MemoryTree
+from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 LINES = ["a b", "b", "c", "a", "d d", "a", "b c", "e", "a e", "c"]
 TRUTH = dict(Counter(" ".join(LINES).split()))

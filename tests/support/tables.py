@@ -7,11 +7,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.sql import quoted_name
 
-from txstream.state import StoreBackend, open_database
+from txstream.state import open_database
 from txstream.state.declarations import declared_spec
 from txstream.state.registry import scheme_of
 from txstream.state.sql.urls import SQL_SCHEMES
 from txstream.state.store import layout
+from txstream.state.store.backend import StoreBackend
 from txstream.state.store.merging import RowRules
 
 

@@ -12,14 +12,13 @@ from txstream.core.transaction import AttemptId, Epoch, Txid
 from txstream.zookeeper import (
     ROOT,
     Identity,
-    MemoryProgress,
-    MemoryTree,
     OperatorRequests,
     Paths,
     ProgressStore,
     ZooKeeper,
     ZooKeeperProgress,
 )
+from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 Hook = Callable[[str, str], None]
 

@@ -28,7 +28,7 @@ from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase, open_database
 from txstream.testing import TopologyTest
-from txstream.zookeeper import MemoryProgress
+from txstream.zookeeper.memory import MemoryProgress
 
 FIELDS = "topic string, partition int, offset bigint, customer string, amount bigint"
 ROWS = {

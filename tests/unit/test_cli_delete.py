@@ -22,7 +22,7 @@ from support.states import Rig, name_databases, word_table
 from support.zookeeper_backends import IDENTITY
 
 from txstream import inspect
-from txstream.cli import administration
+from txstream.cli import delete as delete_room
 from txstream.cli.main import main
 from txstream.core.errors import FencedError, ServiceUnavailableError
 from txstream.state import StateDatabase
@@ -49,7 +49,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 def zookeeper(monkeypatch: pytest.MonkeyPatch) -> MemoryZooKeeper:
     found = MemoryZooKeeper()
     found.run_topology("words", driver=False)
-    monkeypatch.setattr(administration, "open_zookeeper", found.opened)
+    monkeypatch.setattr(delete_room, "open_zookeeper", found.opened)
     return found
 
 

@@ -21,8 +21,8 @@ from txstream.cli import run as run_module
 from txstream.cli.logs import LibraryLog
 from txstream.cli.main import _flags_last, main, parser
 from txstream.core.errors import BoltError, FencedError, ServiceUnavailableError
-from txstream.embedded import java
 from txstream.engine.loop.report import RunReport
+from txstream.engine.spark import java
 
 WORD_COUNT = "txstream.examples.word_count:topology"
 

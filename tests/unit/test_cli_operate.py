@@ -16,7 +16,8 @@ from txstream.cli import operate
 from txstream.cli.main import main
 from txstream.core.transaction import Txid
 from txstream.engine.loop.operator_changes import Steering
-from txstream.zookeeper import ROOT, MemoryProgress, Paths
+from txstream.zookeeper import ROOT, Paths
+from txstream.zookeeper.memory import MemoryProgress
 
 ADDRESS = ["--zookeeper", "127.0.0.1:1"]
 

@@ -45,7 +45,7 @@ def test_a_driver_that_runs_from_there_finds_what_comes_in_by_entry_points(
         text=True,
         check=True,
     )
-    assert done.stdout.split()[:4] == ["tracked", "spans", "compare", "demo"]
+    assert done.stdout.split()[:4] == ["tracked", "spans", "compare", "delete"]
 
 
 def test_another_python_imports_it_from_there(package: Path, tmp_path: Path) -> None:

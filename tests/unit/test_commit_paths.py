@@ -46,7 +46,8 @@ from txstream.engine.commit import committer as commit, state_targets as targets
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase
 from txstream.testing import AttemptState, CrashError, NotReachedError, TopologyTest
-from txstream.zookeeper import ROOT, MemoryTree, Paths
+from txstream.zookeeper import ROOT, Paths
+from txstream.zookeeper.memory import MemoryTree
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 EACH_PATH = pytest.mark.parametrize("path", PATHS)

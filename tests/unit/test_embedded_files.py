@@ -19,6 +19,7 @@ from rich.console import Console
 from support.lists import each
 
 from txstream.core.errors import CorruptStateError, ServiceUnavailableError, UsageError
+from txstream.core.waits import wait_until
 from txstream.embedded import EmbeddedKafka, down, process, running, up
 from txstream.embedded.files import java_properties, locked, try_lock, write_atomically
 from txstream.embedded.kafka import cluster_view
@@ -29,7 +30,7 @@ from txstream.embedded.kafka_storage import (
     refuse_data_without_identity,
 )
 from txstream.embedded.ports import HOST, free_port, is_free, require_free
-from txstream.embedded.process import ProcessIdentity, ServerProcess, meaningful_line, wait_until
+from txstream.embedded.process import ProcessIdentity, ServerProcess, meaningful_line
 from txstream.embedded.services import ServerRecord, ServicesState, read_state, write_state
 from txstream.settings import Settings
 

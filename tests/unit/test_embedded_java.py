@@ -7,7 +7,7 @@ from support.lists import each
 
 from txstream.core.errors import ServiceUnavailableError
 from txstream.embedded import find_java
-from txstream.embedded.java import parse_java_version, spark_jars
+from txstream.engine.spark.java import parse_java_version, spark_jars
 
 
 def fake_java(folder: Path, version_line: str, status: int = 0) -> Path:

@@ -16,7 +16,7 @@ import pytest
 from tracked_wheel import ROOT
 from txstream.core import entry_points
 from txstream.core.errors import ServiceUnavailableError, UsageError
-from txstream.engine.run import _tier, _told
+from txstream.engine.run import _installed, _tier
 
 GREETING = """
 import typer
@@ -71,10 +71,10 @@ def test_one_that_cannot_be_loaded_is_told_and_takes_no_other_command_along(tmp_
 
 def test_what_this_wheel_declares_can_be_loaded() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = project["entry-points"][entry_points.COMMANDS]
-    assert {point.name for point in entry_points.found(entry_points.COMMANDS)} >= declared.keys()
-    for name in declared:
-        assert callable(entry_points.load(entry_points.COMMANDS, name, name))
+    for group, declared in project["entry-points"].items():
+        assert {point.name for point in entry_points.found(group)} >= declared.keys()
+        for name in declared:
+            assert callable(entry_points.load(group, name, name)) or group == entry_points.TASKS
 
 
 def test_nothing_several_and_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,13 +108,12 @@ def test_a_strangers_package_watches_every_run(
     own = EntryPoint("noting", "watching:watcher", entry_points.WATCHERS)
     monkeypatch.setattr(entry_points, "entry_points", lambda *, group: [own] if group == own.group else [])
     topology: Any = SimpleNamespace(id="word-count")
-    told = _told(topology, ())
-    assert told is not None
+    (told,) = _installed(topology)
     timing: Any = SimpleNamespace(txid=7)
     told.advanced(timing)
     assert capsys.readouterr().out == "txid 7\n"
     topology.id = "another"
-    assert _told(topology, ()) is None
+    assert not _installed(topology)
 
 
 def test_a_tier_that_no_package_has_is_named() -> None:

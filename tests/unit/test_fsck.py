@@ -29,7 +29,8 @@ from txstream.inspect.plain_metas import PlainCodec
 from txstream.inspect.records import Finding, FsckReport, MissingDatabase, Severity
 from txstream.settings import Settings
 from txstream.state import BatchRecord
-from txstream.zookeeper import Identity, MemoryProgress, MemoryTree
+from txstream.zookeeper import Identity
+from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
@@ -374,7 +375,7 @@ def test_rows_whose_prevs_contradict_each_other(tmp_path: Path) -> None:
 
     from txstream.inspect.snapshot import Depth, take
     from txstream.state import StateDatabase
-    from txstream.zookeeper import MemoryProgress, MemoryTree
+    from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
     database = StateDatabase(f"sqlite:///{tmp_path / 'state.db'}")
     rig = Rig(database, f"sqlite:///{tmp_path / 'state.db'}", word_table(value="n bigint, m bigint")).join()

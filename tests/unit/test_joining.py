@@ -31,7 +31,8 @@ from txstream.core.transaction import AttemptId, Epoch, Txid, attempt_id
 from txstream.spouts.memory import MemoryRange, MemorySpout
 from txstream.state import BatchRecord, StateDatabase, TopologyStates, open_database
 from txstream.testing import CrashError, TopologyTest
-from txstream.zookeeper import Identity, MemoryProgress, MemoryTree
+from txstream.zookeeper import Identity
+from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 EXAMPLE: dict[str, Any] = {
     "topology": "words",

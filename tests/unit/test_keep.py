@@ -34,8 +34,9 @@ from txstream.core.errors import LateRecordError, StateTableError, TopologyError
 from txstream.core.fault_points import Point
 from txstream.engine.commit.state_targets import state_targets
 from txstream.spouts.memory import MemoryRange
-from txstream.state import MemoryBackend, open_database
+from txstream.state import open_database
 from txstream.state.sql import writer
+from txstream.state.store.memory import MemoryBackend
 from txstream.testing import ManualClock, TopologyTest
 from txstream.zookeeper import Kind
 

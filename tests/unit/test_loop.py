@@ -23,7 +23,7 @@ from txstream.core.errors import (
 )
 from txstream.core.fault_points import Point
 from txstream.core.transaction import TransactionAttempt, Txid
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 from txstream.engine.loop.workers import Lane
 from txstream.testing.clock import ManualClock
 from txstream.zookeeper import FAILING

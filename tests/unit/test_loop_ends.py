@@ -28,7 +28,7 @@ from txstream.core.errors import (
 from txstream.core.fault_points import WRITE_POINTS, Point
 from txstream.core.transaction import Epoch, TransactionAttempt, Txid
 from txstream.core.waiting import BACKOFF, RunAbortedError
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 from txstream.engine.letters.retry_policy import TxidFailures, Verdict, judge
 from txstream.engine.start.run_services import RunServices
 from txstream.settings import Settings

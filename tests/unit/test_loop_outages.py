@@ -21,7 +21,7 @@ from txstream.core.failing_batch import Wait
 from txstream.core.fault_points import Point
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.core.waiting import RunAbortedError
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 from txstream.state import AnswerLostError, Commit
 from txstream.state.store.memory import MemoryBackend
 from txstream.testing import ManualClock

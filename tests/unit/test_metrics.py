@@ -36,7 +36,7 @@ from txstream.core.transaction import TransactionAttempt, epoch_of
 from txstream.metrics.catalog import CATALOG
 from txstream.metrics.server import parse_address, served
 from txstream.spouts.memory import MemorySpout
-from txstream.zookeeper import MemoryTree
+from txstream.zookeeper.memory import MemoryTree
 
 
 class FailsFirst(BasicBolt):

@@ -16,9 +16,9 @@ from support.tracked import Lines, Split
 
 from txstream import Settings, TopologyBuilder, UsageError, start
 from txstream.api.topology import Topology
-from txstream.drawing import notebook
-from txstream.drawing.notebook import html_table
-from txstream.embedded.process import wait_until
+from txstream.core.tabular import html_table
+from txstream.core.waits import wait_until
+from txstream.engine import notebook
 from txstream.engine.loop.report import RunReport
 
 REPORT = RunReport("words", "0", "opaque", 2, 3, 9, 7, 7000, 1, 0, 0, 2.0, True)

@@ -31,19 +31,11 @@ from txstream.inspect.databases import open_databases, without_password
 from txstream.inspect.fsck_run import fsck_in
 from txstream.settings import Settings
 from txstream.spouts.memory import MemoryRange, MemorySpout
-from txstream.state import (
-    FenceRow,
-    MemoryBackend,
-    StateBackend,
-    StateDatabase,
-    open_database,
-    place_of,
-    registry,
-)
+from txstream.state import FenceRow, StateBackend, StateDatabase, open_database, place_of, registry
 from txstream.state.sql import urls
-from txstream.state.store.memory import forget
+from txstream.state.store.memory import MemoryBackend, forget
 from txstream.testing import TopologyTest
-from txstream.zookeeper import MemoryProgress, MemoryTree
+from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 
 @pytest.fixture

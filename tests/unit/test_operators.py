@@ -21,20 +21,11 @@ from txstream.core.errors import CorruptStateError, FencedError, ServiceUnavaila
 from txstream.core.placement import Assignment
 from txstream.core.transaction import Epoch, TransactionAttempt
 from txstream.core.waiting import RunAbortedError, WaitStoppedError
-from txstream.embedded.process import wait_until
+from txstream.core.waits import wait_until
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.loop.operator_requests import ASSIGNMENT_SECONDS
-from txstream.zookeeper import (
-    ASSIGNMENT,
-    EDGES,
-    ROOT,
-    Answer,
-    Kind,
-    MemoryProgress,
-    OperatorRequests,
-    Paths,
-    Requests,
-)
+from txstream.zookeeper import ASSIGNMENT, EDGES, ROOT, Answer, Kind, OperatorRequests, Paths, Requests
+from txstream.zookeeper.memory import MemoryProgress
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 PATHS = Paths(ROOT, TOPOLOGY)

@@ -34,7 +34,7 @@ from txstream.inspect.snapshot import DatabasePart, Depth, take
 from txstream.settings import Settings
 from txstream.state import Commit, StateDatabase, TableSpec
 from txstream.testing import CrashError
-from txstream.zookeeper import MemoryProgress
+from txstream.zookeeper.memory import MemoryProgress
 
 SEMANTICS = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 

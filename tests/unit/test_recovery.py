@@ -25,7 +25,8 @@ from txstream.engine.start.recovery import (
     take_over,
 )
 from txstream.state import BatchRecord, FenceLockedError, FenceRow
-from txstream.zookeeper import FORMAT, Identity, MemoryProgress, MemoryTree, Progress, StoredBatch
+from txstream.zookeeper import FORMAT, Identity, Progress, StoredBatch
+from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 BOTH = pytest.mark.parametrize("semantics", [OPAQUE, TRANSACTIONAL])

@@ -34,7 +34,7 @@ from txstream.engine.commit.state_targets import state_targets
 from txstream.engine.start.takeover import Takeover, take_up
 from txstream.state import Commit, StateBackend, TableSpec, TopologyStates, fence_rules, open_database
 from txstream.state.store.memory import forget
-from txstream.zookeeper import MemoryProgress, MemoryTree
+from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 SOURCE = MemorySource(MemoryLog({}), "word string, x bigint")
 NARROW = SqlState("counts", key="word string", value="n bigint")

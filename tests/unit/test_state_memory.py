@@ -12,8 +12,8 @@ from unit.test_pruning import TestLedger as TestLedger
 
 from txstream.core.errors import UsageError
 from txstream.core.transaction import attempt_id
-from txstream.state import FenceLockedError, MemoryBackend, open_database, place_of
-from txstream.state.store.memory import forget
+from txstream.state import FenceLockedError, open_database, place_of
+from txstream.state.store.memory import MemoryBackend, forget
 
 
 @pytest.fixture

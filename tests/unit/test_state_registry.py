@@ -21,8 +21,8 @@ from txstream.engine.commit.state_targets import state_targets
 from txstream.engine.start import run_services as services
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
-from txstream.state import MemoryBackend, StateDatabase, open_database, open_sql_database, place_of
-from txstream.state.store.memory import forget
+from txstream.state import StateDatabase, open_database, open_sql_database, place_of
+from txstream.state.store.memory import MemoryBackend, forget
 from txstream.testing import Point, TopologyTest
 
 
@@ -82,7 +82,7 @@ def test_registering_can_be_taken_back() -> None:
         open_database("mine://x")
 
 
-@each("scheme", ["memory", "sqlite", "postgresql", "postgresql+mine"])
+@each("scheme", ["sqlite", "postgresql", "postgresql+mine"])
 def test_txstreams_own_schemes_stay_its_own(scheme: str) -> None:
     with pytest.raises(UsageError, match=f"{scheme.replace('+', '.')}:// is txstream's own"):
         txstream.register_backend(scheme, Mine)
@@ -99,7 +99,7 @@ def test_an_installed_package_brings_a_backend(installed: list[EntryPoint], uniq
     installed.append(EntryPoint("yours", f"{__name__}:Mine", "another.group"))
     assert isinstance(open_database(f"mine://{unique}"), Mine)
     assert place_of("mine://A") == "mine://a"
-    with pytest.raises(UsageError, match=r"'yours' is not supported; known are memory, .*, mine, for"):
+    with pytest.raises(UsageError, match=r"'yours' is not supported; known are mariadb, .*, mine, for"):
         open_database("yours://x")
     forget(unique)
 

@@ -14,8 +14,8 @@ import txstream
 from guards import GUARDS
 from guards.patch import Patch, in_force
 from txstream.core.errors import UsageError
-from txstream.state import MemoryBackend, StateBackend
-from txstream.state.store.memory import forget
+from txstream.state import StateBackend
+from txstream.state.store.memory import MemoryBackend, forget
 from txstream.testing import StateConformanceError, check_state_backend, state_checks
 from txstream.testing.state.trial import Terms
 

@@ -112,7 +112,7 @@ def test_a_report_is_plotted_with_its_lag() -> None:
 
 def test_without_matplotlib_a_plot_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "txstream.drawing.batches", None)
-    with pytest.raises(UsageError, match=r"pip install 'txstream\[svg\]'"):
+    with pytest.raises(ServiceUnavailableError, match=r"pip install 'txstream\[svg\]'"):
         BATCHES.plot()
 
 

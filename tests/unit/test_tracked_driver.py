@@ -23,10 +23,12 @@ from txstream.engine.start.driver import Driver
 from txstream.engine.tracked import turns as module
 from txstream.engine.tracked.report import TrackedReport
 from txstream.engine.tracked.tier import TrackedTier
-from txstream.state import MemoryBackend, StateBackend
+from txstream.state import StateBackend
+from txstream.state.store.memory import MemoryBackend
 from txstream.testing import InProcessRunner, TrackedTest
 from txstream.testing.services import MemoryServices
-from txstream.zookeeper import ROOT, TREES, WAITING, Kind, MemoryTree, Paths, ProgressStore
+from txstream.zookeeper import ROOT, TREES, WAITING, Kind, Paths, ProgressStore
+from txstream.zookeeper.memory import MemoryTree
 from txstream.zookeeper.request_queue import OperatorRequests
 
 ID = "words"

@@ -46,8 +46,8 @@ from txstream.zookeeper import (
     WAITING,
     Identity,
     Kind,
-    MemoryProgress,
 )
+from txstream.zookeeper.memory import MemoryProgress
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 VIEWS = (

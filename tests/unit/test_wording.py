@@ -6,7 +6,7 @@ from support.lists import each
 
 from txstream.cli.factory import _a
 from txstream.core.wording import a, counted
-from txstream.engine.tracked.report import TrackedReport, in_words
+from txstream.engine.tracked.report import TrackedReport
 
 
 @each(
@@ -31,4 +31,4 @@ def test_where_users_meet_them() -> None:
         "t", "u", "tracked", 1, 1, 1, batches=1, records=1, failed_attempts=0, replayed_attempts=0,
         recovered_batches=0, seconds=1.0, caught_up=True, acked=1,
     )  # fmt: skip
-    assert in_words(report).startswith("t: 1 tuple in 1 micro-batch, 1 tree acked, 0 failed")
+    assert report.in_words().startswith("t: 1 tuple in 1 micro-batch, 1 tree acked, 0 failed")

@@ -17,7 +17,8 @@ from txstream.core.batch_metas import BatchMetas, MetaCodec
 from txstream.core.errors import FencedError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import AttemptId, Epoch, Txid, attempt_id, epoch_of
-from txstream.zookeeper import Identity, LostAnswerError, MemoryProgress, MemoryTree
+from txstream.zookeeper import Identity, LostAnswerError
+from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 BASE = "/txstream/topologies/sim"
 LAST_TXID = 6

@@ -23,6 +23,7 @@ from txstream.api.state import SqlState
 from txstream.api.tracked import Spout
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.core.dead_letters import DeadLetters
+from txstream.core.entry_points import VIEWS, load
 from txstream.core.errors import TopologyError
 from txstream.core.names import validate_topology_id
 from txstream.core.semantics import Semantics
@@ -110,9 +111,8 @@ class Topology:
 
     def _repr_html_(self) -> str:
         """Return the graph as HTML, for a notebook."""
-        from txstream.drawing.notebook import topology_html
-
-        return topology_html(self)
+        html: str = load(VIEWS, "topology", "view of topologies")(self)
+        return html
 
     @property
     def spout(self) -> SourceSpout[Any]:

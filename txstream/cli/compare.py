@@ -119,7 +119,7 @@ def compare(
     stay empty, a run commits fewer than two batches, or no fault strikes.
     """
     from txstream.compare.schedule import load_schedule
-    from txstream.embedded.java import find_java
+    from txstream.engine.spark.java import find_java
 
     schedule = load_schedule(faults)
     if html is not None and not html.absolute().parent.is_dir():

@@ -119,7 +119,7 @@ def demo(
     Ends with status 0 when every total is exact, and with 1 when one is not, as it is with non-transactional.
     """
     from txstream.embedded.files import locked
-    from txstream.embedded.java import find_java
+    from txstream.engine.spark.java import find_java
 
     if injected and story is None:
         raise UsageError("--injected is about an outage: `txstream demo outage --injected`")

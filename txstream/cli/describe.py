@@ -13,6 +13,7 @@ import typer
 from txstream.cli.context import Cli
 from txstream.cli.factory import load_topology
 from txstream.cli.options import Factory, FactoryArguments, command
+from txstream.core.entry_points import VIEWS, load
 from txstream.core.errors import UsageError
 
 
@@ -52,9 +53,7 @@ def describe(
         document["plan"] = plan_document(plan)
         text = f"{text}\n\n{plan_text(plan)}"
     if svg is not None:
-        from txstream.drawing.topology import draw_topology
-
-        _write(svg, draw_topology(topology))
+        _write(svg, load(VIEWS, "svg", "view of topologies")(topology))
         cli.say(f"wrote {svg}")
     if cli.as_json:
         cli.print_json(document)

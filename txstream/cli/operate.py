@@ -14,6 +14,7 @@ from txstream.cli.databases import UnknownTopologyError, open_zookeeper
 from txstream.cli.inspection import shown_time
 from txstream.cli.options import Id, command
 from txstream.core.errors import ServiceUnavailableError, UsageError
+from txstream.core.waits import wait_until
 from txstream.core.wording import counted
 from txstream.zookeeper.asking import NotRunningError, ask
 
@@ -96,8 +97,6 @@ def stop(
     timeout: Timeout = 30.0,
 ) -> None:
     """End the run of a topology between two batches. Its standbys end with it."""
-    from txstream.embedded.process import wait_until
-
     with opened(cli, topology_id) as zookeeper:
         leader = zookeeper.leader(topology_id)
         body = {} if at is None else {"at": at}

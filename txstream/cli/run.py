@@ -30,6 +30,7 @@ from txstream.cli.logs import JsonLines, library_log, write_as_json
 from txstream.cli.options import Factory, FactoryArguments, PyFiles, SparkConf, check_id, command
 from txstream.cli.packaging import holds_framework
 from txstream.cli.parameters import spark_settings
+from txstream.core.entry_points import EXPORTERS, load
 from txstream.core.errors import TxstreamError, UsageError
 from txstream.core.ledger_retention import Keep
 from txstream.core.transaction import Txid, about
@@ -39,9 +40,9 @@ from txstream.engine.spark.log import prune_logs, spark_log
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
+    from txstream.engine.loop.open_batches import Watcher
     from txstream.engine.loop.report import RunProgress, RunReport
     from txstream.engine.run import RunningTopology
-    from txstream.metrics.of_run import RunMetrics
     from txstream.settings import Settings
 
 # Set by a parent process whose run must end with it, however the parent ends.
@@ -171,7 +172,7 @@ def run(
     cli.settings = replace(cli.settings, standby=standby or None)
     settings = cli.resolve()
     settings.require_zookeeper()
-    from txstream.embedded.java import find_java
+    from txstream.engine.spark.java import find_java
 
     find_java()
     settings.make_data_dir()
@@ -191,8 +192,11 @@ def run(
         if settings.uses_default_database:
             cli.say(f"database: {settings.default_database_file}")
         try:
-            with user_code_prints_to_stderr(), _watched(cli, topology, metrics, metrics_partitions) as watch:
-                report, stopped = _run(cli, topology, settings, until, until_txid, watch, wait=not no_wait)
+            with (
+                user_code_prints_to_stderr(),
+                _watched(cli, topology, metrics, metrics_partitions) as watchers,
+            ):
+                report, stopped = _run(cli, topology, settings, until, until_txid, watchers, wait=not no_wait)
         except TxstreamError:
             _name_logs([log_file, library_log(cli)])
             raise
@@ -257,7 +261,7 @@ def _run(
     settings: Settings,
     until: str | None,
     until_txid: int | None,
-    watch: RunMetrics | None,
+    watchers: Sequence[Watcher],
     *,
     wait: bool,
 ) -> tuple[RunReport | None, bool]:
@@ -272,14 +276,12 @@ def _run(
         until_txid=until_txid,
         wait_for_leadership=wait,
         listener=from_environment(),
-        watchers=() if watch is None else (watch,),
+        watchers=watchers,
     )
     if cli.as_json_lines is not None:
         driver = running.driver
         cli.as_json_lines.epoch = lambda: None if driver.taken is None else driver.taken.epoch
         cli.as_json_lines.ended_by = lambda: None if driver.loop is None else driver.loop.ended_by
-    if watch is not None:
-        watch.driver = running.driver
     with _Signals(cli, running) as signals, shown_progress(cli) as show:
         report = _wait(running, signals, show)
     return report, signals.count > 0
@@ -288,21 +290,17 @@ def _run(
 @contextlib.contextmanager
 def _watched(
     cli: Cli, topology: Topology, address: str | None, most_partitions: int
-) -> Iterator[RunMetrics | None]:
+) -> Iterator[list[Watcher]]:
     """Serve the run's metrics inside the block, if they were asked for."""
     if address is None:
-        yield None
+        yield []
         return
-    from txstream.metrics import require_client
-
-    require_client()
-    from txstream.metrics.of_run import RunMetrics
-    from txstream.metrics.server import served
-
-    metrics = RunMetrics(topology, most_partitions=most_partitions)
-    with served(metrics, address) as url:
+    exported: Exporter | None = load(EXPORTERS, "metrics", "exporter of metrics")
+    if exported is None:
+        raise UsageError("--metrics: no installed package has an exporter of metrics")
+    with exported(topology, address, most_partitions) as (watcher, url):
         cli.say(f"metrics: {url}")
-        yield metrics
+        yield [watcher]
 
 
 def _wait(running: RunningTopology, signals: _Signals, show: Show) -> RunReport | None:
@@ -397,9 +395,6 @@ def _tell(
 
 def summary(report: RunReport) -> str:
     """Return a run in one line, one on its dead letters, and one for each reason why attempts failed."""
-    from txstream.engine.tracked.report import TrackedReport, in_words
-
-    line = in_words(report) if isinstance(report, TrackedReport) else _in_one_line(report)
     dead = (
         [
             f"{counted(report.dead_letters, 'record')} left out as dead letters; "
@@ -408,37 +403,7 @@ def summary(report: RunReport) -> str:
         if report.dead_letters
         else []
     )
-    return "\n  ".join([line, *dead, *shown_reasons(report.failure_reasons)])
-
-
-def _in_one_line(report: RunReport) -> str:
-    if not report.batches and report.failed_attempts:
-        return (
-            f"{report.topology}: nothing committed, {counted(report.failed_attempts, 'attempt')} failed; "
-            f"txid {report.last_txid} stays the last"
-        )
-    if not report.batches:
-        return f"{report.topology}: nothing to do, txid {report.last_txid} stays the last"
-    failed = f", {counted(report.failed_attempts, 'attempt')} failed" if report.failed_attempts else ""
-    replayed = (
-        f", {counted(report.replayed_attempts, 'attempt')} replayed" if report.replayed_attempts else ""
-    )
-    recovered = (
-        f", {counted(report.recovered_batches, 'batch', 'batches')} recovered"
-        if report.recovered_batches
-        else ""
-    )
-    return (
-        f"{report.topology}: {_txids(report)}, {counted(report.records, 'record')} in "
-        f"{report.seconds:.1f} s ({report.records_per_second:,.0f} records/s)"
-        f"{failed}{replayed}{recovered}"
-    )
-
-
-def _txids(report: RunReport) -> str:
-    if report.first_txid == report.last_txid:
-        return f"txid {report.last_txid}"
-    return f"txids {report.first_txid} to {report.last_txid}"
+    return "\n  ".join([report.in_words(), *dead, *shown_reasons(report.failure_reasons)])
 
 
 def _name_logs(paths: Sequence[Path]) -> None:
@@ -448,6 +413,7 @@ def _name_logs(paths: Sequence[Path]) -> None:
 
 
 Show = Callable[["RunProgress"], None]
+Exporter = Callable[["Topology", str, int], "contextlib.AbstractContextManager[tuple[Watcher, str]]"]
 
 _LINE_SECONDS = 10.0
 _FIRST_LINE_SECONDS = 3.0

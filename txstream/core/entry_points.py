@@ -16,6 +16,18 @@ STATE_BACKENDS: Final = "txstream.state_backends"
 """Of stores: a name is the scheme of a URL, its object a `BackendFactory`."""
 TIERS: Final = "txstream.tiers"
 """Of what runs topologies: a name is a topology's `tier`, its object makes the `Tier`."""
+ADDRESSES: Final = "txstream.addresses"
+"""Of where a run finds services that nobody named: an object is called with the data directory (a Path) and
+returns addresses by their names in `Settings`, such as `zookeeper` and `kafka`."""
+EXPORTERS: Final = "txstream.exporters"
+"""Of `txstream run --metrics`, whose exporter is `metrics`: an object is called with the topology, the
+address that was typed and how many partitions to show, and returns a context manager. It yields a `Watcher`
+and the URL where the numbers are."""
+TASKS: Final = "txstream.tasks"
+"""Of what runs topologies, on workers: a name is a topology's `tier`, its object a `TaskTier`."""
+VIEWS: Final = "txstream.views"
+"""Of drawings: `topology` and `svg` are called with a topology and return HTML and an SVG file's bytes,
+`batches` with numbers of batches and returns a figure."""
 WATCHERS: Final = "txstream.watchers"
 """Of what is told of every run's batches: an object is called with the topology's id, before the run starts,
 and returns a `Watcher`, or None if it has nothing to do."""
@@ -24,6 +36,12 @@ and returns a `Watcher`, or None if it has nothing to do."""
 def found(group: str) -> tuple[EntryPoint, ...]:
     """Return what installed packages have in a group, by name."""
     return tuple(sorted(entry_points(group=group), key=lambda point: point.name))
+
+
+def every(group: str, what: str) -> list[Any]:
+    """Return the object of each name in a group; errors call one of them `what`. Raises what `load` does."""
+    names = dict.fromkeys(point.name for point in found(group))
+    return [load(group, name, f"{what} {name!r}") for name in names]
 
 
 def load(group: str, name: str, what: str) -> Any:

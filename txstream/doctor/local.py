@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from txstream.doctor.checks import WrongError
-from txstream.embedded.java import find_java
+from txstream.engine.spark.java import find_java
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(?:>=\s*([0-9.]+))?")
 _CONNECT_SECONDS = 5.0

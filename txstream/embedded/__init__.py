@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from txstream.embedded.java import Java, find_java
 from txstream.embedded.kafka import EmbeddedKafka
 from txstream.embedded.services import Services, Stopped, down, embedded, living, running, up
 from txstream.embedded.zookeeper import EmbeddedZooKeeper
+from txstream.engine.spark.java import Java, find_java
 
 __all__ = [
     "EmbeddedKafka",

@@ -27,7 +27,8 @@ import platformdirs
 
 from txstream.core.errors import ServiceUnavailableError
 from txstream.embedded.files import locked
-from txstream.embedded.java import LOGGING_JARS, spark_jars
+from txstream.embedded.java import LOGGING_JARS
+from txstream.engine.spark.java import spark_jars
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 
 from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.embedded.jars import kafka_classpath
-from txstream.embedded.java import Java, find_java, java_command
+from txstream.embedded.java import java_command
 from txstream.embedded.kafka_storage import (
     cluster_id_of,
     format_storage,
@@ -32,6 +32,7 @@ from txstream.embedded.kafka_storage import (
 )
 from txstream.embedded.ports import HOST, free_port, require_free
 from txstream.embedded.process import ProcessIdentity, ServerProcess, stop_all
+from txstream.engine.spark.java import Java, find_java
 
 if TYPE_CHECKING:
     from rich.console import Console

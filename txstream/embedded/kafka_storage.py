@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from txstream.core.errors import CorruptStateError, ServiceUnavailableError
+from txstream.core.waits import wait_until
 from txstream.embedded.files import java_properties, write_atomically
-from txstream.embedded.process import ServerProcess, wait_until
+from txstream.embedded.process import ServerProcess
 from txstream.settings import is_disk_full
 
 _FORMAT_SECONDS = 60

@@ -25,6 +25,7 @@ from typing import Self
 import psutil
 
 from txstream.core.errors import ServiceUnavailableError
+from txstream.core.waits import wait_until
 from txstream.embedded.files import try_lock
 from txstream.settings import is_disk_full
 
@@ -98,17 +99,6 @@ class ProcessIdentity:
             self.signal_group(signal.SIGKILL)
             self.wait_gone(grace_seconds)
         return True
-
-
-def wait_until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
-    """Whether `condition` became true within the time. It is checked every 50 ms."""
-    deadline = time.monotonic() + timeout_seconds
-    pause = threading.Event()
-    while not condition():
-        if time.monotonic() >= deadline:
-            return False
-        pause.wait(_POLL_SECONDS)
-    return True
 
 
 def is_served(lock: Path) -> bool:

@@ -15,9 +15,10 @@ from typing import Self
 
 from txstream.core.errors import ServiceUnavailableError
 from txstream.embedded.files import java_properties, write_atomically
-from txstream.embedded.java import LOGGING_JARS, Java, find_java, java_command, spark_jars
+from txstream.embedded.java import LOGGING_JARS, java_command
 from txstream.embedded.ports import HOST, free_port, require_free
 from txstream.embedded.process import ProcessIdentity, ServerProcess
+from txstream.engine.spark.java import Java, find_java, spark_jars
 
 READY_SECONDS = 30.0
 

@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from txstream.api.topology import BATCHES, Topology
-from txstream.core.entry_points import TIERS, WATCHERS, found, load
+from txstream.core.entry_points import TIERS, WATCHERS, every, load
 from txstream.core.errors import BoltError, CorruptStateError, TxstreamError, UsageError
 from txstream.core.fault_points import PointListener, nobody_listens
+from txstream.core.tabular import html_table
 from txstream.core.waiting import RunAbortedError, WaitStoppedError
 from txstream.core.wording import counted
-from txstream.drawing.notebook import html_table, in_notebook, show_live
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.letters.retry_policy import WARM_UP_SECONDS
 from txstream.engine.loop.open_batches import Watcher, Watchers
 from txstream.engine.loop.planning import GATHER_SECONDS
 from txstream.engine.loop.report import RunProgress, RunReport
+from txstream.engine.notebook import in_notebook, show_live
 from txstream.engine.spark.log import writable_spark_log
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver, RunnerFactory, Tier
@@ -69,6 +70,7 @@ class RunningTopology:
             runner_factory=runner_factory,
         )
         caught_up, warm_up = until == CAUGHT_UP, WARM_UP_SECONDS if runner_factory is None else 0.0
+        told = [*watchers, *(_installed(topology) if topology.tier == BATCHES else ())]
         tier: Tier[Any]
         if topology.tier != BATCHES:
             tier = _tier(topology)(topology, until_caught_up=caught_up, warm_up_seconds=warm_up)
@@ -80,9 +82,11 @@ class RunningTopology:
                 warm_up_seconds=warm_up,
                 gather_seconds=GATHER_SECONDS if runner_factory is None else 0.0,
                 listener=listener,
-                watcher=_told(topology, watchers),
+                watcher=Watchers(told) if told else None,
             )
         self.driver: Driver[Any] = Driver(services, tier)
+        for watcher in told:
+            watcher.attached(self.driver)
         self._has_ended = False
         self._error: BaseException | None = None
         self._report: RunReport | None = None
@@ -235,12 +239,10 @@ class RunningTopology:
         return named
 
 
-def _told(topology: Topology, watchers: Sequence[Watcher]) -> Watcher | None:
-    """Return what is told of batches: the given watchers, and those of installed packages."""
-    names = dict.fromkeys(point.name for point in found(WATCHERS))
-    installed = [load(WATCHERS, name, f"watcher {name!r}")(topology.id) for name in names]
-    told = [*watchers, *(watcher for watcher in installed if watcher is not None)]
-    return Watchers(told) if told else None
+def _installed(topology: Topology) -> list[Watcher]:
+    """Return the watchers of installed packages."""
+    made = [make(topology.id) for make in every(WATCHERS, "watcher")]
+    return [watcher for watcher in made if watcher is not None]
 
 
 def _tier(topology: Topology) -> Callable[..., Tier[Any]]:

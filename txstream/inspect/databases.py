@@ -21,6 +21,7 @@ from txstream.core.errors import (
     TxstreamError,
     UsageError,
 )
+from txstream.core.waits import wait_until
 from txstream.inspect.records import MissingDatabase
 from txstream.settings import Settings
 from txstream.settings.given_secrets import as_typed
@@ -339,8 +340,6 @@ def living_driver(
     Of a driver elsewhere (another machine, another container, one of an older txstream) this is not known.
     It is given the time in which its session would end; `waiting` is then called with a sentence.
     """
-    from txstream.embedded.process import wait_until
-
     found = zookeeper.living_driver(topology_id)
     if found is None or found.runs():
         return found

@@ -18,8 +18,8 @@ from txstream.api.reducers import Reducer
 from txstream.core.batch_metas import halves
 from txstream.core.digests import digest_of
 from txstream.core.errors import DataLostError, UsageError
+from txstream.core.tabular import Tabular
 from txstream.core.transaction import Txid
-from txstream.drawing.notebook import Tabular
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.commit.committer import merged_deltas
 from txstream.inspect.dry_runs import DryBatch, DryRuns, ReplayedTable, dry_runs

@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from txstream.core.entry_points import VIEWS, load
 from txstream.core.failing_batch import FailingBatch, Wait
 from txstream.core.semantics import Semantics
+from txstream.core.tabular import Tabular
 from txstream.core.transaction import AttemptId, Epoch, Txid
-from txstream.drawing.notebook import Tabular, load_plot
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -263,8 +264,9 @@ class Batches(Tabular, list[Batch]):
 
     def plot(self) -> Figure:
         """Return a figure of records per second, of the seconds of each phase and of the lag, by txid. Needs
-        matplotlib, which the extra `svg` installs; raises UsageError without."""
-        plot_batches = load_plot()
+        matplotlib, which the extra `svg` installs; raises
+        ServiceUnavailableError without."""
+        plot_batches: Callable[..., Figure] = load(VIEWS, "batches", "view of batches")
         ended = [one.first.committed_at for one in self]
         pairs = [
             (one, (now - before).total_seconds())

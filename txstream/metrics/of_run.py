@@ -64,7 +64,7 @@ def phases(timing: BatchTiming) -> Mapping[str, float]:
 
 
 class RunMetrics(Watcher):
-    """See the module. `driver` is set once there is one; before, only `txstream_leader` has a sample."""
+    """See the module. Before a driver is attached, only `txstream_leader` has a sample."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class RunMetrics(Watcher):
         most_partitions: int = DEFAULT_MOST_PARTITIONS,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.driver: Driver[Any] | None = None
+        self._driver: Driver[Any] | None = None
         self._topology = topology
         self._most_partitions = most_partitions
         self._now = now
@@ -94,6 +94,9 @@ class RunMetrics(Watcher):
         self._counting, self._scraping = threading.Lock(), threading.Lock()
 
     # --- on the loop's thread -----------------------------------------------------------------------
+
+    def attached(self, driver: Any) -> None:
+        self._driver = driver
 
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
         known = isinstance(error, TxstreamError)
@@ -154,7 +157,7 @@ class RunMetrics(Watcher):
         def add(name: str, value: float, *labels: str) -> None:
             families.add(self._topology.id, f"txstream_{name}", value, *labels)
 
-        driver = self.driver
+        driver = self._driver
         loop = None if driver is None else driver.loop
         add("leader", 0 if loop is None else 1)
         if driver is None or loop is None:
@@ -199,8 +202,8 @@ class RunMetrics(Watcher):
         self._collect_lag(loop, add)
 
     def _collect_lag(self, loop: EventLoop, add: Callable[..., None]) -> None:
-        assert self.driver is not None
-        context = self.driver.tier.context
+        assert self._driver is not None
+        context = self._driver.tier.context
         if self._lag is None and context is not None:
             self._lag = SourceLag(self._topology.spout.source, context, self._most_partitions)
         lag = None
@@ -216,9 +219,9 @@ class RunMetrics(Watcher):
 
     def _committed_before(self) -> float | None:
         """Return when the last batch before this run was committed, from the ledgers; None without one."""
-        assert self.driver is not None
+        assert self._driver is not None
         times = []
-        for target in self.driver.targets:
+        for target in self._driver.targets:
             with contextlib.suppress(TxstreamError):
                 rows = target.database.batches(self._topology.id, limit=2)
                 times += [row.committed_at.timestamp() for row in rows if row.committed_at is not None]

@@ -10,6 +10,7 @@ from txstream.core.errors import UsageError
 from txstream.metrics import require_client
 
 if TYPE_CHECKING:
+    from txstream.api.topology import Topology
     from txstream.metrics.of_run import RunMetrics
 
 _LOOPBACK = "127.0.0.1"
@@ -48,6 +49,18 @@ def served(metrics: RunMetrics, address: str) -> Iterator[str]:
         server.server_close()
         thread.join(1.0)
         metrics.close()
+
+
+@contextlib.contextmanager
+def exported(topology: Topology, address: str, most_partitions: int) -> Iterator[tuple[RunMetrics, str]]:
+    """Serve a run's metrics inside the block; yield what counts them, and their URL. Raises UsageError for
+    an unusable address, and without the extra `metrics`."""
+    require_client()
+    from txstream.metrics.of_run import RunMetrics
+
+    metrics = RunMetrics(topology, most_partitions=most_partitions)
+    with served(metrics, address) as url:
+        yield metrics, url
 
 
 class _Late:

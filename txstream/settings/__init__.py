@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from txstream.core.entry_points import ADDRESSES, every
 from txstream.core.errors import UsageError
 from txstream.core.ledger_retention import Keep
 from txstream.core.wording import a
@@ -104,14 +105,15 @@ class Settings:
 
     def resolve(self, directory: Path | None = None) -> Settings:
         """Return these settings with missing values filled in from the environment, from `txstream.toml` in
-        `directory` (by default the working directory), and from embedded services running under `data_dir`.
+        `directory` (by default the working directory), and from services that installed packages find, such
+        as embedded ones that run under `data_dir`.
 
         Raises UsageError for a file that cannot be read or has unknown names.
         """
         given = self.resolve_given(directory)
         found: dict[str, Any] = {name: getattr(given, name) for name in _STRINGS}
         if not (found["zookeeper"] and found["kafka"]):
-            for name, value in self._from_embedded().items():
+            for name, value in self._found_here().items():
                 found[name] = found[name] or value
         return replace(given, **found)
 
@@ -135,11 +137,12 @@ class Settings:
         """Where the logs of Spark, Kafka and ZooKeeper go."""
         return self.data_dir.resolve() / "logs"
 
-    def _from_embedded(self) -> Mapping[str, str]:
-        from txstream.embedded import living
-
+    def _found_here(self) -> Mapping[str, str]:
+        known: dict[str, str] = {}
         with using_data_dir(self.data_dir):
-            return living(self.data_dir)
+            for find in every(ADDRESSES, "finder of addresses"):
+                known = {**find(self.data_dir), **known}
+        return known
 
     def make_data_dir(self) -> None:
         """Make the data directory if it does not exist. Raises UsageError if it cannot be used."""

@@ -34,7 +34,8 @@ from txstream.simulation.source import LogCoordinator
 from txstream.simulation.tasks import Runner
 from txstream.simulation.workers import SeededWorkers
 from txstream.state import FenceLockedError
-from txstream.zookeeper import LostAnswerError, MemoryProgress, Requests
+from txstream.zookeeper import LostAnswerError, Requests
+from txstream.zookeeper.memory import MemoryProgress
 
 if TYPE_CHECKING:
     from txstream.simulation.world import World

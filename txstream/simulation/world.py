@@ -34,7 +34,7 @@ from txstream.state import StateBackend
 from txstream.state.records import COMMITTED, BatchRecord
 from txstream.state.store.layout import Overlay
 from txstream.state.store.merging import Key
-from txstream.zookeeper import MemoryTree
+from txstream.zookeeper.memory import MemoryTree
 from txstream.zookeeper.tree import Node
 
 # The probability of each fault, each time that it could happen.

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     )
     from txstream.state.registry import open_database, open_sql_database, place_of, register_backend
     from txstream.state.sql.database import StateDatabase
-    from txstream.state.store.backend import StoreBackend
-    from txstream.state.store.layout import Transaction
-    from txstream.state.store.memory import MemoryBackend
 
 _HOME_OF = home_of(
     {
@@ -42,9 +39,6 @@ _HOME_OF = home_of(
         ),
         "txstream.state.registry": ("open_database", "open_sql_database", "place_of", "register_backend"),
         "txstream.state.sql.database": ("StateDatabase",),
-        "txstream.state.store.backend": ("StoreBackend",),
-        "txstream.state.store.layout": ("Transaction",),
-        "txstream.state.store.memory": ("MemoryBackend",),
     }
 )
 
@@ -54,15 +48,12 @@ __all__ = [
     "Commit",
     "FenceLockedError",
     "FenceRow",
-    "MemoryBackend",
     "StateBackend",
     "StateDatabase",
     "StateTransaction",
-    "StoreBackend",
     "TableSpec",
     "TopologyLife",
     "TopologyStates",
-    "Transaction",
     "open_database",
     "open_sql_database",
     "place_of",

@@ -23,7 +23,6 @@ from txstream.state.sql.database import StateDatabase
 DEFAULT_CONNECT_TIMEOUT_SECONDS: Final = 10.0
 DEFAULT_MESSAGE_TIMEOUT_SECONDS: Final = 30.0
 
-_MEMORY = "memory"
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 
 
@@ -116,7 +115,7 @@ def register_backend(scheme: str, factory: BackendFactory) -> Callable[[], None]
 
 def known_schemes() -> list[str]:
     """Return every scheme that `open_database` knows in this process, txstream's own first."""
-    own = [_MEMORY, *sorted(urls.SQL_SCHEMES)]
+    own = sorted(urls.SQL_SCHEMES)
     with _lock:
         others = {*_registered, *(point.name for point in found(STATE_BACKENDS))}
     return [*own, *sorted(others - set(own))]
@@ -143,10 +142,6 @@ def scheme_of(url: str) -> str | None:
 
 
 def _factory(scheme: str) -> BackendFactory | None:
-    if scheme == _MEMORY:
-        from txstream.state.store.memory import MemoryBackend
-
-        return MemoryBackend
     with _lock:
         registered = _registered.get(scheme)
     if registered is not None:
@@ -161,7 +156,7 @@ def _refuse_scheme(scheme: str) -> None:
             f"{scheme!r} cannot be the scheme of a state backend: a scheme begins with a letter and has "
             f"lower-case letters, digits, '+', '.' and '-' only, without the '://'"
         )
-    if scheme == _MEMORY or scheme.partition("+")[0] in urls.SQL_SCHEMES:
+    if scheme.partition("+")[0] in urls.SQL_SCHEMES:
         raise UsageError(f"{scheme}:// is txstream's own; register the state backend under another scheme")
 
 

@@ -34,7 +34,8 @@ from txstream.testing.attempts import Attempt, AttemptState, History
 from txstream.testing.clock import ManualClock
 from txstream.testing.services import MemoryServices
 from txstream.testing.stepping import SteppedWorkers
-from txstream.zookeeper import ROOT, MemoryTree, OperatorRequests, Paths, ProgressStore
+from txstream.zookeeper import ROOT, OperatorRequests, Paths, ProgressStore
+from txstream.zookeeper.memory import MemoryTree
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

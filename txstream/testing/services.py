@@ -17,15 +17,8 @@ from txstream.engine.start.driver import RunnerFactory
 from txstream.engine.start.run_services import source_context
 from txstream.settings import Settings
 from txstream.state import FenceLockedError, StateBackend, open_database
-from txstream.zookeeper import (
-    ROOT,
-    MemoryProgress,
-    MemoryTree,
-    OperatorRequests,
-    Paths,
-    ProgressStore,
-    Requests,
-)
+from txstream.zookeeper import ROOT, OperatorRequests, Paths, ProgressStore, Requests
+from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 
 class MemoryServices:

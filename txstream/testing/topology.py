@@ -30,7 +30,8 @@ from txstream.testing.clock import ManualClock
 from txstream.testing.control import Control, NotReachedError
 from txstream.testing.driver import World
 from txstream.testing.services import StoredProgress
-from txstream.zookeeper import Kind, MemoryTree
+from txstream.zookeeper import Kind
+from txstream.zookeeper.memory import MemoryTree
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from txstream.zookeeper.client import ZooKeeper, ZooKeeperProgress
     from txstream.zookeeper.identity import FORMAT, Identity
     from txstream.zookeeper.leadership import Leadership
-    from txstream.zookeeper.memory import MemoryProgress, MemoryTree
     from txstream.zookeeper.notes import (
         ASSIGNMENT,
         AWAY,
@@ -37,7 +36,6 @@ _HOME_OF = home_of(
         "txstream.zookeeper.client": ("ZooKeeper", "ZooKeeperProgress"),
         "txstream.zookeeper.identity": ("FORMAT", "Identity"),
         "txstream.zookeeper.leadership": ("Leadership",),
-        "txstream.zookeeper.memory": ("MemoryProgress", "MemoryTree"),
         "txstream.zookeeper.notes": (
             "ASSIGNMENT",
             "AWAY",
@@ -76,8 +74,6 @@ __all__ = [
     "Kind",
     "Leadership",
     "LostAnswerError",
-    "MemoryProgress",
-    "MemoryTree",
     "OperatorRequests",
     "Paths",
     "Progress",

@@ -11,19 +11,12 @@ from support.wrong_states.registry import breaks
 from txstream.core.fault_points import Point, Reached
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
-from txstream.state import (
-    BatchRecord,
-    Commit,
-    MemoryBackend,
-    StateTransaction,
-    TableSpec,
-    TopologyLife,
-    TopologyStates,
-    Transaction,
-)
+from txstream.state import BatchRecord, Commit, StateTransaction, TableSpec, TopologyLife, TopologyStates
 from txstream.state.commit_protocol import nobody
 from txstream.state.records import COMMITTED
 from txstream.state.store import layout
+from txstream.state.store.layout import Transaction
+from txstream.state.store.memory import MemoryBackend
 from txstream.state.store.merging import RowRules
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from support.wrong_states.registry import breaks
 from txstream.core.transaction import AttemptId, TransactionAttempt
-from txstream.state import FenceRow, MemoryBackend, TopologyLife, TopologyStates, Transaction
+from txstream.state import FenceRow, TopologyLife, TopologyStates
 from txstream.state.commit_protocol import Writes
 from txstream.state.store import layout
+from txstream.state.store.layout import Transaction
+from txstream.state.store.memory import MemoryBackend
 
 
 def put(here: Transaction, topology: str, uuid: str, attempt: AttemptId) -> None:

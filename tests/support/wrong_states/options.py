@@ -8,9 +8,10 @@ from typing import Any
 
 from support.wrong_states.registry import breaks
 from txstream.core.transaction import AttemptId, Txid
-from txstream.state import BatchRecord, MemoryBackend, TopologyLife
+from txstream.state import BatchRecord, TopologyLife
 from txstream.state.reading import StateReading
 from txstream.state.store import layout
+from txstream.state.store.memory import MemoryBackend
 
 
 @breaks("pruning-keeps-the-end")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from txstream.state import MemoryBackend, TopologyStates
+from txstream.state import TopologyStates
+from txstream.state.store.memory import MemoryBackend
 
 WRONG: dict[str, list[type[MemoryBackend]]] = {}
 Kind = TypeVar("Kind", bound=type[MemoryBackend] | type[TopologyStates])

@@ -15,9 +15,11 @@ from support.wrong_states.commits import with_rules
 from support.wrong_states.registry import breaks
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt, Txid
-from txstream.state import MemoryBackend, TableSpec, TopologyLife, TopologyStates, Transaction
+from txstream.state import TableSpec, TopologyLife, TopologyStates
 from txstream.state.declarations import Owner
 from txstream.state.store import layout
+from txstream.state.store.layout import Transaction
+from txstream.state.store.memory import MemoryBackend
 from txstream.state.store.merging import Key, RowRules, RowValues, Values
 
 

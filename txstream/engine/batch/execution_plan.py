@@ -26,7 +26,7 @@ from txstream.api.bolts import Bolt, DataFrameBolt, MergeableBolt, StateCommitte
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.reducers import BUILT_IN_MERGES, Reducer
 from txstream.api.spouts import PartitionedSpout, SpoutContext
-from txstream.api.topology import Component, Topology
+from txstream.api.topology import BATCHES, Component, Topology
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import TopologyError
 from txstream.engine.states.bindings import Bindings
@@ -98,7 +98,7 @@ class ExecutionPlan:
     inspected without them, but not run.
 
     `fed` are the spouts of tracked tuples. They live on the driver, which sends what they emit to the first
-    stage. `tracks` says whether those tuples are tracked at all.
+    stage. `tracks` says whether those tuples are tracked at all, `tier` which tier's tasks they run in.
     """
 
     run_id: str
@@ -114,6 +114,7 @@ class ExecutionPlan:
     bindings: Bindings = field(default_factory=dict)
     fed: tuple[BoltSpec, ...] = ()
     tracks: bool = False
+    tier: str = BATCHES
     # Those of `lay_out`, by what they depend on besides the plan.
     layouts: dict[Any, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
@@ -182,6 +183,7 @@ def compile_topology(
         bindings=bindings or {},
         fed=fed,
         tracks=topology.tracks,
+        tier=topology.tier,
     )
 
 

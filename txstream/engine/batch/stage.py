@@ -36,7 +36,7 @@ from txstream.engine.batch.state_tasks import TaskStates
 from txstream.engine.batch.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
-    from txstream.engine.batch.tracked_tasks import TrackedTask
+    from txstream.engine.batch.task_tier import TieredTask
 
 
 class TaskFailedError(Exception):
@@ -96,7 +96,7 @@ class TaskRuntime:
         self.received = 0
         self.seconds = 0.0
         self.written: Mapping[str, TableDigest] = {}
-        self.tracked = process.tracked_task(spec, task, send)
+        self.tracked = process.tiered_task(spec, task, send)
         self.collector = Collector(spec, task, send) if self.tracked is None else self.tracked.out
         process.left_open.append(self.collector)
         self._stopwatch = stopwatch
@@ -157,7 +157,7 @@ class TaskRuntime:
             self._tuple = None
             self.collector.flush()
 
-    def _receive_tracked(self, tracked: TrackedTask, execute: Any, chunk: Chunk) -> None:
+    def _receive_tracked(self, tracked: TieredTask, execute: Any, chunk: Chunk) -> None:
         """Execute tracked tuples one by one. A BatchFailedError fails only its tuple."""
         is_rich = isinstance(self.bolt, RichBolt)
         for tup in tracked.tuples(chunk):

@@ -41,6 +41,20 @@ _LONGEST_REASON = 200
 _MOST_REASONS = 20
 
 
+class TrackedTasks:
+    """The `TaskTier` of tracked tuples."""
+
+    @staticmethod
+    def tracking(seed: Sequence[int]) -> TaskTracking:
+        """See `TaskTier`."""
+        return TaskTracking(seed)
+
+    @staticmethod
+    def task(spec: BoltSpec, task: int, send: Send, *, tracks: bool) -> TrackedTask:
+        """See `TaskTier`."""
+        return TrackedTask(spec, task, send, tracks=tracks)
+
+
 class TaskTracking(AckLog):
     """The trees of tuples in one Spark task of one stage."""
 

@@ -15,11 +15,14 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from txstream.api.bolts import Bolt, WorkerContext
 from txstream.api.spouts import PartitionEmitter
 from txstream.core.batch_metas import MetaCodec
+from txstream.core.entry_points import TASKS, load
+from txstream.core.errors import UsageError
 from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan
 from txstream.engine.states.state_cache import StateCache
 from txstream.engine.states.worker_databases import OpenStores
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from txstream.engine.batch.collector import Collector, Send
     from txstream.engine.batch.layout import Stage
     from txstream.engine.batch.messages import WorkOrder
-    from txstream.engine.batch.tracked_tasks import TaskTracking, TrackedTask
+    from txstream.engine.batch.task_tier import TaskTier, TieredTask, Tracking
     from txstream.engine.states.task_map_state import TaskMapState
 
 log = logging.getLogger(__name__)
@@ -86,23 +89,26 @@ class WorkerProcess:
             self._resources[spec.id] = (opener, opener.prepare_worker(context))
         return self._resources[spec.id][1]
 
-    def track(self, order: WorkOrder, stage: Stage, spark_task: int) -> TaskTracking | None:
+    def track(self, order: WorkOrder, stage: Stage, spark_task: int) -> Tracking | None:
         """What keeps the trees of tuples in a Spark task; None if they are not tracked."""
         if not self.plan.tracks:
             return None
-        from txstream.engine.batch.tracked_tasks import TaskTracking
-
         run = int(self.plan.run_id, 16)
-        return TaskTracking([run, order.attempt.attempt, stage.position, spark_task])
+        return self._tier.tracking([run, order.attempt.attempt, stage.position, spark_task])
 
-    def tracked_task(self, spec: BoltSpec, task: int, send: Send) -> TrackedTask | None:
-        """What acks the tuples of a bolt task in a topology of tracked tuples; None in other topologies."""
-        if not self.plan.fed:
-            return None
-        # Imported only here: a transactional topology does without it.
-        from txstream.engine.batch.tracked_tasks import TrackedTask
+    def tiered_task(self, spec: BoltSpec, task: int, send: Send) -> TieredTask | None:
+        """What the topology's tier adds to a bolt task; None in a topology of batches."""
+        return self._tier.task(spec, task, send, tracks=self.plan.tracks) if self.plan.fed else None
 
-        return TrackedTask(spec, task, send, tracks=self.plan.tracks)
+    @cached_property
+    def _tier(self) -> TaskTier:
+        found: TaskTier | None = load(TASKS, self.plan.tier, f"tier {self.plan.tier!r}")
+        if found is None:
+            raise UsageError(
+                f"topology {self.plan.topology_id!r} needs the tier {self.plan.tier!r}, which no package on "
+                "this worker has"
+            )
+        return found
 
     def end_task(self) -> None:
         """Close what the bolts of a Spark task were given. The task has ended, perhaps with a failure."""

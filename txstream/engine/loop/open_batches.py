@@ -45,6 +45,9 @@ class Batches(Protocol):
 class Watcher:
     """Is told what becomes of attempts, on the loop's thread. What a method raises ends the run."""
 
+    def attached(self, driver: Any) -> None:
+        """The run begins, by this `Driver`, which may be asked at any time. Not on the loop's thread."""
+
     def emitting(self, emit: EmitBatch[Any]) -> None:
         """A new attempt is about to be processed."""
 

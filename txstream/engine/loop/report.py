@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txstream.core.entry_points import VIEWS, load
 from txstream.core.placement import Assignment, EdgeTuples, TaskPlace
+from txstream.core.tabular import html_table
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.core.wording import counted
-from txstream.drawing.notebook import html_table, load_plot
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,6 +147,35 @@ class RunReport:
             ],
         )
 
+    def in_words(self) -> str:
+        """Return the run in one line."""
+        if not self.batches and self.failed_attempts:
+            return (
+                f"{self.topology}: nothing committed, {counted(self.failed_attempts, 'attempt')} failed; "
+                f"txid {self.last_txid} stays the last"
+            )
+        if not self.batches:
+            return f"{self.topology}: nothing to do, txid {self.last_txid} stays the last"
+        failed = f", {counted(self.failed_attempts, 'attempt')} failed" if self.failed_attempts else ""
+        replayed = (
+            f", {counted(self.replayed_attempts, 'attempt')} replayed" if self.replayed_attempts else ""
+        )
+        recovered = (
+            f", {counted(self.recovered_batches, 'batch', 'batches')} recovered"
+            if self.recovered_batches
+            else ""
+        )
+        return (
+            f"{self.topology}: {self._txids()}, {counted(self.records, 'record')} in "
+            f"{self.seconds:.1f} s ({self.records_per_second:,.0f} records/s)"
+            f"{failed}{replayed}{recovered}"
+        )
+
+    def _txids(self) -> str:
+        if self.first_txid == self.last_txid:
+            return f"txid {self.last_txid}"
+        return f"txids {self.first_txid} to {self.last_txid}"
+
     @property
     def records_per_second(self) -> float:
         return self.records / self.seconds if self.seconds > 0 else 0.0
@@ -153,8 +183,8 @@ class RunReport:
     def plot(self) -> Figure:
         """Return a figure of records per second, of the seconds of each phase and, if the source told it or
         the run has caught up, of the lag, by txid. Needs matplotlib, which the extra `svg` installs; raises
-        UsageError without."""
-        plot_batches = load_plot()
+        ServiceUnavailableError without."""
+        plot_batches: Callable[..., Figure] = load(VIEWS, "batches", "view of batches")
         times = self.timings
         lag = [one.lag_records for one in times]
         if self.caught_up and not any(one is not None for one in lag):

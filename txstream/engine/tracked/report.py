@@ -29,16 +29,15 @@ class TrackedReport(RunReport):
     timed_out: int = 0
     open_trees: int = 0
 
-
-def in_words(report: TrackedReport) -> str:
-    """Return the run in one line."""
-    return (
-        f"{report.topology}: {counted(report.records, 'tuple')} in "
-        f"{counted(report.batches, 'micro-batch', 'micro-batches')}, "
-        f"{counted(report.acked, 'tree')} acked, {report.failed:,} failed, {report.timed_out:,} timed out, "
-        f"{report.open_trees:,} still open, in {report.seconds:.1f} s "
-        f"({report.records_per_second:,.0f} tuples/s)"
-    )
+    def in_words(self) -> str:
+        """Return the run in one line."""
+        return (
+            f"{self.topology}: {counted(self.records, 'tuple')} in "
+            f"{counted(self.batches, 'micro-batch', 'micro-batches')}, "
+            f"{counted(self.acked, 'tree')} acked, {self.failed:,} failed, {self.timed_out:,} timed out, "
+            f"{self.open_trees:,} still open, in {self.seconds:.1f} s "
+            f"({self.records_per_second:,.0f} tuples/s)"
+        )
 
 
 class Meter:
