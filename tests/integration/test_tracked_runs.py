@@ -186,7 +186,7 @@ def test_it_is_scaled_while_it_runs_and_status_shows_what_it_waits_for(files: Fi
     for command, words in (
         ("scale note=3", "it has 2 tasks; declare it with .set_num_tasks(3)"),
         ("scale queue=3", "at most its parallelism of 2; declare it with parallelism=3"),
-        ("stop --at 3", "it tracks tuples, which have no txids; leave --at out"),
+        ("stop --at 3", "what it does has no txids; leave --at out"),
     ):
         name, *more = command.split()
         refused = files.run(name, *more)

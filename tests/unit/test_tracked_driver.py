@@ -168,7 +168,7 @@ def test_a_stop_that_was_meant_for_a_former_driver_does_not_end_the_next(tree: M
     [
         (Kind.TREE, {"txid": 1}, "it tracks tuples, which come in no batches and have no txids"),
         (Kind.STORY, {"txid": 1}, "it tracks tuples, which come in no batches and have no txids"),
-        (Kind.STOP, {"at": 3}, "it tracks tuples, which have no txids; leave --at out"),
+        (Kind.STOP, {"at": 3}, "what it does has no txids; leave --at out"),
         (Kind.SCALE, {"split": 3}, "because it has 2 tasks; declare it with .set_num_tasks(3)"),
         (Kind.SCALE, {"lines": 2}, "at most its parallelism of 1; declare it with parallelism=2"),
     ],

@@ -24,6 +24,7 @@ from txstream import (
 from txstream.core.errors import BoltError, TupleError
 from txstream.core.waiting import Waiting
 from txstream.engine.loop.operator_changes import Steering
+from txstream.engine.tracked.tier import SteeredTurns
 from txstream.engine.tracked.turns import Turns
 from txstream.testing import ManualClock, TopologyTest, TrackedTest
 
@@ -407,7 +408,7 @@ def test_idle_spouts_are_asked_more_and_more_seldom_until_there_is_a_tuple() -> 
         posted.append(event)
 
     workers = SimpleNamespace(post=posted.append, after=after, submit=lambda *_, **__: None, now=lambda: 0.0)
-    steering = Steering(test.topology, None)
+    steering = Steering(test.topology, SteeredTurns())
     waiting = Waiting(lambda _: True)
     ready = SimpleNamespace(
         workers=workers, store=None, runner=None, waiting=waiting, taken=SimpleNamespace(steering=steering)

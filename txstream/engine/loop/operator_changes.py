@@ -11,10 +11,9 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from txstream.api.topology import Topology
-from txstream.core.coordinator import Coordinator
 from txstream.core.errors import UsageError
 from txstream.core.transaction import FIRST_TXID, Txid
 from txstream.engine.loop.slots import Slots
@@ -31,22 +30,43 @@ class Judgement:
     told: Mapping[str, Any]
 
 
+class Steered(Protocol):
+    """What obeys operators: the coordinator of batches, or what a tier has instead of one."""
+
+    @property
+    def last_open(self) -> Txid | None:
+        """The last txid that is open or committed; None if there are no txids."""
+
+    @property
+    def current(self) -> Txid:
+        """The txid that commits next. Asked only where there are txids."""
+
+    def pause(self) -> None:
+        """Begin nothing new until `resume`."""
+
+    def resume(self) -> None:
+        """Begin new work again."""
+
+    def drain(self, end: Txid) -> None:
+        """Open no txid after `end`. Called only where there are txids."""
+
+
 class Steering:
     """What is in force, and what becomes of further requests.
 
-    `coordinator` obeys; with None, for tracked tuples, there are no txids, and whoever asks the spouts looks
-    at `paused` and `stopped_by`. `retries` are the components whose dead letters are to be retried, as they
+    `steered` obeys; where it has no txids, whoever begins work looks at `paused` and `stopped_by`. `retries`
+    are the components whose dead letters are to be retried, as they
     were asked for; None is all. `stopped_by` names the operator who asked the run to end; None while nobody
     has.
     """
 
-    def __init__(self, topology: Topology, coordinator: Coordinator[Any] | None) -> None:
+    def __init__(self, topology: Topology, steered: Steered) -> None:
         self.slots = Slots(topology)
         self.paused: Request | None = None
         self.stopped_by: str | None = None
         self.retries: deque[frozenset[str] | None] = deque()
         self._topology = topology
-        self._coordinator = coordinator
+        self._steered = steered
         self._judged: dict[str, Judgement] = {}
         self._too_old: set[str] = set()
 
@@ -88,7 +108,7 @@ class Steering:
             case Kind.PAUSE:
                 already = self.paused is not None
                 self._pause(self.paused or request)
-                return {"after": self._last_open, "already": already, **_since(self.paused)}
+                return {"after": self._steered.last_open, "already": already, **_since(self.paused)}
             case Kind.RESUME:
                 was = _since(self.paused)
                 self._pause(None)
@@ -103,12 +123,10 @@ class Steering:
 
     def _pause(self, request: Request | None) -> None:
         self.paused = request
-        if self._coordinator is None:
-            return
         if request is None:
-            self._coordinator.resume()
+            self._steered.resume()
         else:
-            self._coordinator.pause()
+            self._steered.pause()
 
     def _retry(self, request: Request) -> Mapping[str, Any]:
         if self._topology.dead_letters is None:
@@ -118,11 +136,7 @@ class Steering:
             )
         components = request.body.get("components")
         self.retries.append(None if components is None else frozenset(components))
-        return {"after": self._last_open}
-
-    @property
-    def _last_open(self) -> Txid | None:
-        return None if self._coordinator is None else self._coordinator.last_open
+        return {"after": self._steered.last_open}
 
     # --- stop -----------------------------------------------------------------------------------------
 
@@ -131,14 +145,14 @@ class Steering:
         if at is None:
             if request.request_id in self._too_old:
                 raise UsageError("the driver that was to stop has ended; this one was started after it")
-            return self._end_after(self._last_open, request)
-        if self._coordinator is None:
-            raise UsageError("it tracks tuples, which have no txids; leave --at out")
-        last_open = self._coordinator.last_open
+            return self._end_after(self._steered.last_open, request)
+        last_open = self._steered.last_open
+        if last_open is None:
+            raise UsageError("what it does has no txids; leave --at out")
         if type(at) is not int or at < FIRST_TXID:
             raise UsageError(f"a run cannot end after txid {at!r:.100}; txids are whole numbers from 1 on")
         if at < last_open:
-            known = "committed already" if at < self._coordinator.current else "open, and so is what follows"
+            known = "committed already" if at < self._steered.current else "open, and so is what follows"
             raise UsageError(
                 f"txid {at} is {known}: the first that the run can end after is txid {last_open}"
             )
@@ -149,16 +163,16 @@ class Steering:
         stop = now.stopped
         if stop is None:
             return
-        at, last_open, coordinator = stop.at, self._last_open, self._coordinator
-        is_ahead = coordinator is not None and at is not None and at >= coordinator.current
+        at, last_open = stop.at, self._steered.last_open
+        is_ahead = last_open is not None and at is not None and at >= self._steered.current
         stood_by = before.stopped is None or before.stopped.request_id != stop.request_id
         if is_ahead or stood_by:
             self._end_after(last_open if at is None or last_open is None else max(at, last_open), stop)
 
     def _end_after(self, txid: Txid | None, stop: Request) -> Txid | None:
-        done = "its open trees have ended"
-        if self._coordinator is not None and txid is not None:
-            self._coordinator.drain(txid)
+        done = "what is open has ended"
+        if txid is not None:
+            self._steered.drain(txid)
             done = f"txid {txid} is committed"
         self.stopped_by = stop.asked_by
         log.warning("the run ends when %s, as asked by %s", done, stop.asked_by)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
 from txstream.core.batch_metas import MetaCodec
+from txstream.core.coordinator import Coordinator
 from txstream.core.errors import TxstreamError
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.core.waiting import Waiting
@@ -28,6 +29,7 @@ from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import StateTarget
 from txstream.engine.commit.state_targets import map_bindings
 from txstream.engine.loop.leadership_watch import Abortable
+from txstream.engine.loop.operator_changes import Steered
 from txstream.engine.loop.report import BatchTiming, RunProgress, RunReport
 from txstream.engine.loop.workers import Workers
 from txstream.engine.start.takeover import Takeover, check_identity, take_up
@@ -141,6 +143,10 @@ class Tier(ABC, Generic[L]):
     @abstractmethod
     def prepare(self, ready: Ready) -> L:
         """Return the loop."""
+
+    def steered(self, coordinator: Coordinator[Any]) -> Steered:
+        """Return what obeys operators."""
+        return coordinator
 
     @abstractmethod
     def report(self, taken: Takeover, seconds: float) -> RunReport:
@@ -270,6 +276,7 @@ class Driver(Generic[L]):
             locked=services.locked,
             last_txid=None if tier.until_txid is None else Txid(tier.until_txid),
             asked_before=asked_before,
+            steered=tier.steered,
         )
         bindings = map_bindings(topology, taken.identity.uuid, targets)
         runner = services.keep(create_runner(replace(plan, bindings=bindings)))

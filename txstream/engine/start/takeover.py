@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from txstream.api.topology import BATCHES, Topology
+from txstream.api.topology import Topology
 from txstream.core.batch_metas import MetaCodec, to_json
 from txstream.core.coordinator import Coordinator
 from txstream.core.errors import (
@@ -36,7 +36,7 @@ from txstream.core.errors import (
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import FIRST_TXID, AttemptId, AttemptSequence, Epoch, Txid
 from txstream.engine.commit.committer import StateTarget
-from txstream.engine.loop.operator_changes import Steering
+from txstream.engine.loop.operator_changes import Steered, Steering
 from txstream.engine.start.recovery import (
     Resume,
     one_database,
@@ -72,13 +72,15 @@ def take_up(
     locked: Callable[[FenceLockedError], None],
     last_txid: Txid | None = None,
     asked_before: Requests | None = None,
+    steered: Callable[[Coordinator[Any]], Steered] = lambda coordinator: coordinator,
 ) -> Takeover:
     """Claim the id and an epoch, recover, and make the coordinator that goes on from there.
 
     `locked` is called while a frozen writer holds a database's lock; it raises to give up. `last_txid` is the
     last txid that the coordinator opens. `asked_before` is what operators had asked before this driver stood
-    for election. Raises what its steps raise, `claim_identity` to `settle_changes`. Where two of the targets
-    turn out to be one database only by their fences, what a first run made stays, for the corrected run.
+    for election. `steered` returns what obeys operators. Raises what its steps raise, `claim_identity` to
+    `settle_changes`. Where two of the targets turn out to be one database only by their fences, what a first
+    run made stays, for the corrected run.
     """
     claim = claim_identity(topology, store, targets, locked=locked)
     states = [target.of(topology, claim.identity.uuid) for target in targets]
@@ -98,7 +100,7 @@ def take_up(
         replays=resume.replays,
         last_txid=last_txid,
     )
-    steering = Steering(topology, coordinator if topology.tier == BATCHES else None)
+    steering = Steering(topology, steered(coordinator))
     steering.restore(store.read_requests(), asked_before)
     return Takeover(identity, epoch, resume, steering, coordinator)
 

@@ -10,6 +10,7 @@ from txstream.api.spouts import SpoutContext
 from txstream.api.tracked_builder import TrackedTopology
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import TopologyError
+from txstream.core.transaction import FIRST_TXID, Txid
 from txstream.engine.batch.runner_contract import FedRunner
 from txstream.engine.loop.report import RunProgress, TreeCounts
 from txstream.engine.start.driver import Ready, Services, Tier
@@ -22,6 +23,21 @@ from txstream.engine.tracked.turns import Turns
 @dataclass(frozen=True)
 class NoMeta:
     """The meta of a topology without partitions: no positions are stored."""
+
+
+class SteeredTurns:
+    """A `Steered` without txids: whether spouts are asked is looked up, not told."""
+
+    last_open = None
+    current = FIRST_TXID
+
+    def pause(self) -> None:
+        """See `Steered`."""
+
+    resume = pause
+
+    def drain(self, end: Txid) -> None:
+        """Never called: there are no txids."""
 
 
 class TrackedTier(Tier[Turns]):
@@ -52,6 +68,10 @@ class TrackedTier(Tier[Turns]):
             warm_up_seconds=self.warm_up_seconds,
         )
         return Turns(loop, ready, until_caught_up=self.until_caught_up)
+
+    def steered(self, coordinator: object) -> SteeredTurns:
+        """Return what has no txids; `Turns` asks the steering before each turn."""
+        return SteeredTurns()
 
     def report(self, taken: Takeover, seconds: float) -> TrackedReport:
         loop = self.running.loop
