@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator
+
 import pytest
 from mysql_servers import MariaDBServer, MySQLFamilyServer, MySQLServer
 from support.commit_paths import PATHS, check, counted, counting, paths, word_source
 from support.server_databases import OneDatabase, new_database
-from unit import test_sql_types
+from support.states import Rig
+from unit import test_sql_append, test_sql_types
 from unit.test_concurrent_reader import TestReaders as TestReaders
 from unit.test_dead_letter_rows import TestDeadLetterRows as TestDeadLetterRows
 from unit.test_pruning import TestLedger as TestLedger
-from unit.test_sql_append import TestAppended as TestAppended
 from unit.test_sql_growth import TestGrowth as TestGrowth
 from unit.test_sql_names import TestNames as TestNames
 from unit.test_sql_state import (
@@ -20,7 +24,10 @@ from unit.test_sql_state import (
 )
 from unit.test_upgrades import TestUpgrades as TestUpgrades
 
+from txstream.core.errors import TxstreamError
 from txstream.core.fault_points import Point
+from txstream.core.semantics import Semantics
+from txstream.state import open_sql_database
 from txstream.testing import TopologyTest
 
 
@@ -57,6 +64,28 @@ class TestReducers(OneDatabase, test_sql_types.TestReducers):
     @staticmethod
     def server(mysql_server: MySQLFamilyServer) -> MySQLFamilyServer:
         return mysql_server
+
+
+class TestAppended(test_sql_append.TestAppended):
+    @pytest.fixture(autouse=True)
+    @staticmethod
+    def may_lack_a_key(request: pytest.FixtureRequest, server: MySQLFamilyServer) -> Iterator[None]:
+        """Non-transactional tables may have no primary key, which our MySQL demands."""
+        may = not server.is_mariadb and re.search("non.transactional", request.node.name)
+        if may:
+            server.execute("SET GLOBAL sql_require_primary_key = OFF")
+        yield
+        if may:
+            server.execute("SET GLOBAL sql_require_primary_key = ON")
+
+
+def test_a_mysql_that_demands_primary_keys_refuses_a_table_without_one(mysql: MySQLServer) -> None:
+    url = new_database(mysql)
+    keyless = test_sql_append.named_table(Semantics.NON_TRANSACTIONAL, "fail")
+    with contextlib.closing(open_sql_database(url)) as database:
+        rig = Rig(database, url, keyless)
+        with pytest.raises(TxstreamError, match=r"without a primary key.*sql_require_primary_key"):
+            rig.join()
 
 
 @pytest.mark.parametrize("path", ["driver", "executors"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import random
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -23,6 +24,9 @@ from txstream.state.store import layout
 from txstream.state.store.layout import Spaces
 
 AnyWorld = TypeVar("AnyWorld", bound="MutableWorld")
+
+SOAK_SEEDS = int(os.environ.get("TXSTREAM_SIMULATION_SEEDS", "200"))
+"""How many histories of each kind `make soak` runs."""
 
 
 _step = World._step

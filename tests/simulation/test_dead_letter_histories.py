@@ -3,20 +3,18 @@ all its effects are in the tables or exactly one dead letter is there. With a gu
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import pytest
 
 from guards import GUARDS, Guard, LetterHunt
-from simulation.histories import Rules
+from simulation.histories import SOAK_SEEDS, Rules
 from simulation.letters import ALWAYS, LETTER_FAULTS, REPAIRED, TWIN, WORDS, LetterWorld, simulate_letters
 from txstream.core.semantics import Semantics
 from txstream.state.dead_letters import DEAD
 
 FEW_SEEDS = 1
 MOST_SEEDS = 300
-SOAK_SEEDS = int(os.environ.get("TXSTREAM_SIMULATION_SEEDS", "20000"))
 BOTH = (Semantics.OPAQUE, Semantics.TRANSACTIONAL)
 KINDS = [(semantics, n, refuses) for refuses in (False, True) for semantics in BOTH for n in (1, 2)]
 EVERY_KIND = pytest.mark.parametrize(("semantics", "databases", "refuses"), KINDS)

@@ -30,8 +30,8 @@ from txstream.core.errors import (
 )
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Epoch, TransactionAttempt, Txid, attempt_id
-from txstream.engine.commit.state_targets import state_targets
-from txstream.engine.start.takeover import Takeover, take_up
+from txstream.engine.commit.state_targets import StateTarget, state_targets
+from txstream.engine.start.takeover import Takeover, check_identity, take_up
 from txstream.state import Commit, StateBackend, TableSpec, TopologyStates, fence_rules, open_database
 from txstream.state.store.memory import forget
 from txstream.zookeeper.memory import MemoryProgress, MemoryTree
@@ -39,6 +39,7 @@ from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 SOURCE = MemorySource(MemoryLog({}), "word string, x bigint")
 NARROW = SqlState("counts", key="word string", value="n bigint")
 WIDE = SqlState("counts", key="word string", value="n bigint, total bigint", defaults={"total": 0})
+CODEC = MetaCodec(Range)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MORE = SqlState("more", key="word string", value="n bigint")
 
@@ -76,14 +77,16 @@ class Place:
             if when == "before" and before is not None:
                 before(write)
 
-        codec = MetaCodec(Range)
-        store = MemoryProgress(self.tree, "words", codec, hook=hook)
-        targets = state_targets(topology, self.url, lambda _: (opened or self.open)())
-
         def give_up(error: Exception) -> None:
             raise error
 
-        return take_up(topology, store, targets, codec, locked=give_up)
+        store = MemoryProgress(self.tree, "words", CODEC, hook=hook)
+        return take_up(topology, store, self.targets(topology, opened), CODEC, locked=give_up)
+
+    def targets(
+        self, topology: Topology, opened: Callable[[], StateBackend] | None = None
+    ) -> list[StateTarget]:
+        return state_targets(topology, self.url, lambda _: (opened or self.open)())
 
     def tables(self) -> dict[str, tuple[str, ...]]:
         with self.open().read_state("words") as state:
@@ -130,6 +133,18 @@ def test_a_column_that_came_while_the_former_code_started_is_not_left_out(place:
     with pytest.raises(StateTableError, match=r"\('total' removed\)"):
         place.start(code(NARROW), grow)
     assert place.start(code(WIDE)).resume.progress.current == 1
+
+
+def test_a_database_that_came_to_know_the_topology_since_the_first_check_is_not_joined(place: Place) -> None:
+    """A driver over another ZooKeeper began it meanwhile. ZooKeeper here keeps nothing of the refused run."""
+    topology, written = code(NARROW), list[str]()
+    check_identity(topology, MemoryProgress(place.tree, "words", CODEC), place.targets(topology))
+    here, place.tree = place.tree, MemoryTree()
+    place.start(topology)
+    place.tree = here
+    with pytest.raises(ProgressMismatchError, match=r"is not in ZooKeeper, but .* holds its state"):
+        place.start(topology, written.append)
+    assert written == []
 
 
 def test_the_same_state_may_join_under_two_drivers(place: Place) -> None:
@@ -273,7 +288,7 @@ def test_a_leader_knows_what_was_committed_in_part(place: Place) -> None:
 
 def test_what_a_later_run_misses_is_told_and_not_made_anew(place: Place) -> None:
     place.start(code(NARROW))
-    store = MemoryProgress(place.tree, "words", MetaCodec(Range))
+    store = MemoryProgress(place.tree, "words", CODEC)
     epoch = store.claim_epoch(Epoch(0))
     store.load()
     store.advance(Txid(1), attempt_id(epoch, 1), BatchMetas())
