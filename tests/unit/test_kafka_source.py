@@ -54,7 +54,7 @@ def test_the_output_is_sparks_kafka_columns() -> None:
         ({"topics": "lines", "max_records_per_partition": 0}, "max_records_per_partition is 0"),
         ({"topics": "lines", "isolation_level": "dirty"}, "isolation_level is 'dirty'"),
         ({"topics": "lines", "value_format": "xml"}, "value_format is 'xml'"),
-        ({"topics": "lines", "value_format": "json"}, "needs the fields"),
+        ({"topics": "lines", "value_format": "json"}, "needs schema: the fields"),
         ({"topics": "lines", "schema": "a int"}, "value_format is 'string'"),
         ({"topics": "lines", "value_format": "json", "schema": "a nothing"}, "unknown type 'nothing'"),
         ({"topics": "lines", "value_format": "json", "schema": "a map<int,int>"}, "'a' is map<int,int>"),

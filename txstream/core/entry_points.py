@@ -16,6 +16,9 @@ STATE_BACKENDS: Final = "txstream.state_backends"
 """Of stores: a name is the scheme of a URL, its object a `BackendFactory`."""
 TIERS: Final = "txstream.tiers"
 """Of what runs topologies: a name is a topology's `tier`, its object makes the `Tier`."""
+VALUE_FORMATS: Final = "txstream.value_formats"
+"""Of what values and keys of records are read by: a name is a source's `value_format`, its object makes the
+`ValueFormat`."""
 WATCHERS: Final = "txstream.watchers"
 """Of what is told of every run's batches: an object is called with the topology's id, before the run starts,
 and returns a `Watcher`, or None if it has nothing to do."""
