@@ -58,6 +58,7 @@ BY_ENTRY_POINTS: Final = {
         f"txstream.spouts.formats.{name}"
         for name in ("avro_", "protobuf_", "registered_", "schema_registry", "sliced_")
     ),
+    "MySQL and MariaDB": ("txstream.state.sql.mysql",),
 }
 BARE_NAMES: Final = frozenset(INSTALLS_AS) - {"txstream"}
 

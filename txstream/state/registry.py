@@ -59,7 +59,7 @@ def open_database(
     not installed.
     """
     scheme = scheme_of(url)
-    if scheme is None or scheme.partition("+")[0] in urls.SQL_SCHEMES:
+    if scheme is None or urls.is_sql(scheme):
         return StateDatabase(
             url,
             connect_timeout_seconds=connect_timeout_seconds,
@@ -116,7 +116,7 @@ def register_backend(scheme: str, factory: BackendFactory) -> Callable[[], None]
 
 def known_schemes() -> list[str]:
     """Return every scheme that `open_database` knows in this process, txstream's own first."""
-    own = [_MEMORY, *sorted(urls.SQL_SCHEMES)]
+    own = [_MEMORY, *sorted(urls.sql_schemes())]
     with _lock:
         others = {*_registered, *(point.name for point in found(STATE_BACKENDS))}
     return [*own, *sorted(others - set(own))]
@@ -126,7 +126,7 @@ def place_of(url: str) -> str:
     """Return the same text for every spelling of one store's URL, which has one fence and one ledger. A URL
     that is not understood is its own place."""
     scheme = scheme_of(url)
-    if scheme is None or scheme.partition("+")[0] in urls.SQL_SCHEMES:
+    if scheme is None or urls.is_sql(scheme):
         return urls.place_of(url)
     try:
         place_of = getattr(_factory(scheme), "place_of", None)
@@ -161,8 +161,11 @@ def _refuse_scheme(scheme: str) -> None:
             f"{scheme!r} cannot be the scheme of a state backend: a scheme begins with a letter and has "
             f"lower-case letters, digits, '+', '.' and '-' only, without the '://'"
         )
-    if scheme == _MEMORY or scheme.partition("+")[0] in urls.SQL_SCHEMES:
-        raise UsageError(f"{scheme}:// is txstream's own; register the state backend under another scheme")
+    if scheme == _MEMORY or urls.is_sql(scheme):
+        raise UsageError(
+            f"{scheme}:// is txstream's own, or a SQL dialect's; register the state backend under another "
+            f"scheme"
+        )
 
 
 def _unknown(url: str, scheme: str) -> UsageError:
