@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 import pyarrow as pa
 
 from txstream.api.spouts import SpoutContext
-from txstream.core.entry_points import VALUE_FORMATS, found, load
+from txstream.core.entry_points import VALUE_FORMATS, load, names
 from txstream.core.errors import SchemaError, UsageError
 from txstream.spouts.formats.json_values import BadValueError as BadValueError, JsonReader, json_schema
 
@@ -135,7 +135,7 @@ _OWN: dict[str, Callable[[FormatArguments], ValueFormat]] = {"json": JsonFormat.
 
 def known_formats() -> list[str]:
     """Return the names of all formats, JSON first."""
-    return list(dict.fromkeys([*_OWN, *(point.name for point in found(VALUE_FORMATS))]))
+    return list(dict.fromkeys([*_OWN, *names(VALUE_FORMATS)]))
 
 
 def format_of(name: str, given: FormatArguments) -> ValueFormat | None:

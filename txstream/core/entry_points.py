@@ -1,6 +1,8 @@
-"""What installed packages add to txstream: a room of this wheel and a stranger's package come in by one door.
+"""What installed packages add to txstream. What the kernel does not know comes in as a stranger's would: the
+optional rooms of this wheel and any other package by one door.
 
-Each kind of addition has a group of entry points. Looking there loads nothing but what is asked for.
+Each kind of addition has a group of entry points (docs/extensions.md). Looking there loads nothing but what
+is asked for.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ WATCHERS: Final = "txstream.watchers"
 and returns a `Watcher`, or None if it has nothing to do."""
 
 
-def found(group: str) -> tuple[EntryPoint, ...]:
-    """Return what installed packages have in a group, by name."""
-    return tuple(sorted(entry_points(group=group), key=lambda point: point.name))
+def names(group: str) -> list[str]:
+    """Return the names that installed packages have in a group, sorted, each once."""
+    return sorted({point.name for point in entry_points(group=group)})
 
 
 def load(group: str, name: str, what: str) -> Any:
@@ -38,7 +40,7 @@ def load(group: str, name: str, what: str) -> Any:
     Raises UsageError if several packages have one, and ServiceUnavailableError if it cannot be loaded, with
     what to install.
     """
-    points = [point for point in found(group) if point.name == name]
+    points = [point for point in entry_points(group=group) if point.name == name]
     if len(points) > 1:
         packages = ", ".join(sorted(_package(point) for point in points))
         raise UsageError(f"{packages} each have a {what}; uninstall all but one")

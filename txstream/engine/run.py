@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from txstream.api.topology import BATCHES, Topology
-from txstream.core.entry_points import TIERS, WATCHERS, found, load
+from txstream.core.entry_points import TIERS, WATCHERS, load, names
 from txstream.core.errors import BoltError, CorruptStateError, TxstreamError, UsageError
 from txstream.core.fault_points import PointListener, nobody_listens
 from txstream.core.waiting import RunAbortedError, WaitStoppedError
@@ -237,8 +237,7 @@ class RunningTopology:
 
 def _told(topology: Topology, watchers: Sequence[Watcher]) -> Watcher | None:
     """Return what is told of batches: the given watchers, and those of installed packages."""
-    names = dict.fromkeys(point.name for point in found(WATCHERS))
-    installed = [load(WATCHERS, name, f"watcher {name!r}")(topology.id) for name in names]
+    installed = [load(WATCHERS, name, f"watcher {name!r}")(topology.id) for name in names(WATCHERS)]
     told = [*watchers, *(watcher for watcher in installed if watcher is not None)]
     return Watchers(told) if told else None
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from txstream.core.entry_points import STATE_BACKENDS, found, load
+from txstream.core.entry_points import STATE_BACKENDS, load, names
 from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.core.wording import a
 from txstream.state.backend import StateBackend
@@ -118,7 +118,7 @@ def known_schemes() -> list[str]:
     """Return every scheme that `open_database` knows in this process, txstream's own first."""
     own = [_MEMORY, *sorted(urls.sql_schemes())]
     with _lock:
-        others = {*_registered, *(point.name for point in found(STATE_BACKENDS))}
+        others = {*_registered, *names(STATE_BACKENDS)}
     return [*own, *sorted(others - set(own))]
 
 

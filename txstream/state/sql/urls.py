@@ -10,7 +10,7 @@ from urllib.parse import unquote_plus
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from txstream.core.entry_points import SQL_DIALECTS, found, load
+from txstream.core.entry_points import SQL_DIALECTS, load, names
 from txstream.core.errors import ServiceUnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds
 
 def sql_schemes() -> set[str]:
     """Return the schemes of SQL databases' URLs, without `+driver`."""
-    return {*_OWN, *(point.name for point in found(SQL_DIALECTS))}
+    return {*_OWN, *names(SQL_DIALECTS)}
 
 
 def is_sql(scheme: str) -> bool:
