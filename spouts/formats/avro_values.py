@@ -59,6 +59,7 @@ _UNITS = {
 
 
 class AvroFormat(RegisteredFormat):
+    libraries = ("fastavro",)
     kind = "AVRO"
 
     def __init__(self, given: FormatArguments) -> None:

@@ -54,6 +54,7 @@ Convert = Callable[[Sequence[Any]], pa.Array]
 
 
 class ProtobufFormat(RegisteredFormat):
+    libraries = ("google.protobuf",)
     kind = "PROTOBUF"
     serialized = True
 

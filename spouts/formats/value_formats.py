@@ -75,6 +75,9 @@ class ValueFormat(ABC):
     """Do values begin with ids of schemas that a registry has, unless `wire_format="plain"`? A source of
     formats that take none refuses `schema_registry`."""
 
+    libraries: ClassVar[tuple[str, ...]] = ()
+    """What readers import, beside the module of the format: `txstream doctor` asks executors for it."""
+
     is_text: ClassVar[bool] = False
     """Are values text? Then the remedy for a bad one is `value_format="string"`, else "binary"."""
 

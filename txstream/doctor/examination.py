@@ -161,8 +161,11 @@ class Examination:
         """Return what executors import: what the framework needs there for this topology, and what its own
         modules import, as far as it can be imported here."""
         names = [*_ON_EXECUTORS]
-        if kafka_sources(self.topology):
+        for source, _ in kafka_sources(self.topology).values():
             names += _OF_KAFKA
+            for read_as in (source.value_schema, source.key_schema):
+                if read_as is not None:
+                    names += [type(read_as).__module__.partition(".")[0], *read_as.libraries]
         if self.topology is not None:
             if self.topology.commit != "driver" or self.topology.map_states:
                 for url in self._urls:
