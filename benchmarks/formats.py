@@ -23,8 +23,9 @@ import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from txstream.spouts.formats.json_values import JsonReader, json_schema
+from txstream.spouts.formats.registered_values import RegisteredFormat, RegisteredReader
 from txstream.spouts.formats.schema_registry import HEADER_BYTES, RegisteredSchema
-from txstream.spouts.formats.value_formats import RegisteredReader, schema_format
+from txstream.spouts.formats.value_formats import FormatArguments, format_of
 
 FIELDS: list[tuple[str, Any, str, int]] = [
     ("id", "long", "bigint", 3),
@@ -95,7 +96,9 @@ class Registered:
 
 def reader(name: str, schema: Any, written: str) -> Callable[[Sequence[bytes]], pa.Array]:
     registry: Any = Registered(name.upper(), written)
-    return RegisteredReader(schema_format("schema", name, schema), lambda: registry, "strict").read
+    read_as = format_of(name, FormatArguments(schema))
+    assert isinstance(read_as, RegisteredFormat)
+    return RegisteredReader(read_as, lambda: registry).read
 
 
 def measured(read: Callable[[Sequence[bytes]], Any], values: Sequence[bytes], rounds: int) -> float:

@@ -24,18 +24,23 @@ from uuid import UUID
 import pyarrow as pa
 
 from txstream.api.schema import format_type
+from txstream.core.errors import SchemaError
 from txstream.spouts.formats.avro_schema import (
     AvroSchema,
     Schema,
     arrow_type,
     kind_of,
     logical_type,
+    parsed,
+    schema_text,
     type_name,
 )
 from txstream.spouts.formats.json_columns import MisfitError, is_within_years, nulls, offsets, shown, spread
 from txstream.spouts.formats.json_values import BadValueError
-from txstream.spouts.formats.schema_registry import UnresolvableError
+from txstream.spouts.formats.registered_values import RegisteredFormat
+from txstream.spouts.formats.schema_registry import RegisteredSchema, UnresolvableError
 from txstream.spouts.formats.sliced_values import SlicedDecoder
+from txstream.spouts.formats.value_formats import FormatArguments
 
 Convert = Callable[[Sequence[Any]], pa.Array]
 """Turns the values of a column, as fastavro reads them, into the reader's type. Raises MisfitError."""
@@ -51,6 +56,29 @@ _UNITS = {
     "local-timestamp-millis": pa.timestamp("ms"),
     "local-timestamp-micros": pa.timestamp("us"),
 }
+
+
+class AvroFormat(RegisteredFormat):
+    libraries = ("fastavro",)
+    kind = "AVRO"
+
+    def __init__(self, given: FormatArguments) -> None:
+        super().__init__(given)
+        self._text = schema_text(given.schema)
+
+    @property
+    def type(self) -> pa.DataType:
+        return arrow_type(parsed(self._text))
+
+    def decoder(self, writer: RegisteredSchema | None) -> AvroDecoder:
+        reader = parsed(self._text)
+        try:
+            written = reader
+            if writer is not None:
+                written = parsed(writer.text, [text for _, text in writer.references])
+        except SchemaError as error:
+            raise UnresolvableError(str(error)) from error
+        return AvroDecoder(written, reader, errors=self.errors)
 
 
 class AvroDecoder(SlicedDecoder):

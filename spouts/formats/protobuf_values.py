@@ -28,12 +28,15 @@ from txstream.spouts.formats.protobuf_schema import (
     is_timestamp,
     is_wrapper,
     kind_of,
+    message_type,
     registered_file,
     type_name,
     value_type,
 )
+from txstream.spouts.formats.registered_values import RegisteredFormat
 from txstream.spouts.formats.schema_registry import RegisteredSchema, UnresolvableError
 from txstream.spouts.formats.sliced_values import SlicedDecoder
+from txstream.spouts.formats.value_formats import FormatArguments
 
 _FIRST = (0,)
 # What a varint field may be written as so that every value keeps its meaning, by what it is read as.
@@ -48,6 +51,23 @@ _WIDER: Mapping[str, frozenset[str]] = {
 }
 
 Convert = Callable[[Sequence[Any]], pa.Array]
+
+
+class ProtobufFormat(RegisteredFormat):
+    libraries = ("google.protobuf",)
+    kind = "PROTOBUF"
+    serialized = True
+
+    def __init__(self, given: FormatArguments) -> None:
+        super().__init__(given)
+        self._message = message_type(given.schema)
+
+    @property
+    def type(self) -> pa.DataType:
+        return arrow_type(self._message.descriptor)
+
+    def decoder(self, writer: RegisteredSchema | None) -> ProtobufDecoder:
+        return ProtobufDecoder(self._message, writer)
 
 
 class ProtobufDecoder(SlicedDecoder):

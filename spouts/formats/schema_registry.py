@@ -96,7 +96,7 @@ class SchemaRegistry:
             ) from error
         self._errors = urllib3.exceptions
         self._base, headers = _parsed(url)
-        self.shown = self._base
+        self.shown = f"the schema registry at {self._base}"
         self._pool = urllib3.PoolManager(
             headers={"Accept": "application/vnd.schemaregistry.v1+json, application/json", **headers},
             timeout=urllib3.Timeout(connect=connect_seconds, read=read_seconds),
@@ -158,24 +158,22 @@ class SchemaRegistry:
         except self._errors.HTTPError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise UsageError(
-                    f"the certificate of the schema registry at {self.shown} is not trusted: {error}; name "
+                    f"the certificate of {self.shown} is not trusted: {error}; name "
                     "the file of its authority's certificates in TXSTREAM_SCHEMA_REGISTRY_CA"
                 ) from error
             raise ServiceUnavailableError(
-                f"the schema registry at {self.shown} does not answer: {type(error).__name__}: {error}"
+                f"{self.shown} does not answer: {type(error).__name__}: {error}"
             ) from error
         status, body = answer.status, answer.data[:300].decode("utf-8", "replace")
         if status in _REFUSED:
             raise UsageError(
-                f"the schema registry at {self.shown} refuses to answer (HTTP {status}); give user and "
+                f"{self.shown} refuses to answer (HTTP {status}); give user and "
                 "password in its URL, https://USER:PASSWORD@HOST, best in TXSTREAM_SCHEMA_REGISTRY"
             )
         if status >= 500 or status in _BUSY:
-            raise ServiceUnavailableError(
-                f"the schema registry at {self.shown} cannot answer now (HTTP {status}: {body})"
-            )
+            raise ServiceUnavailableError(f"{self.shown} cannot answer now (HTTP {status}: {body})")
         if status == 404 and what:
-            raise UnknownSchemaError(f"{what} is not in the schema registry at {self.shown}")
+            raise UnknownSchemaError(f"{what} is not in {self.shown}")
         try:
             if status != 200:
                 raise ValueError
@@ -184,7 +182,7 @@ class SchemaRegistry:
             if not what:
                 raise UnknownSchemaError(body) from None
             raise UsageError(
-                f"{self.shown}{path} is no answer of a schema registry (HTTP {status}: {body!r}); check the "
+                f"{self._base}{path} is no answer of a schema registry (HTTP {status}: {body!r}); check the "
                 f"address, which includes the path of the registry's interface if it has one"
             ) from None
 

@@ -1,202 +1,159 @@
-"""The formats that have schemas, Avro and Protobuf: what a source keeps of one, and what reads its values.
+"""The port of formats: what a source's values, or its keys, are read by.
 
-Values either carry the ids of their writers' schemas, which a registry has, or were all written by the
-topology's own schema.
+JSON is here. Every other format comes in by an entry point of an installed package, Avro and Protobuf, which
+this wheel has, as well as a stranger's: in the group `txstream.value_formats`, with the name that
+`KafkaSource(value_format=NAME)` says. Its object is called with `FormatArguments`, on the driver, when a
+source is made, and returns a `ValueFormat`; usually it is the class itself.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
-from txstream.core.errors import SchemaError
-from txstream.spouts.formats import avro_schema, protobuf_schema
-from txstream.spouts.formats.json_values import BadValueError
-from txstream.spouts.formats.schema_registry import (
-    HEADER_BYTES,
-    RegisteredSchema,
-    SchemaRegistry,
-    UnknownSchemaError,
-    UnresolvableError,
-)
-
-AVRO, PROTOBUF = "avro", "protobuf"
-FORMATS_WITH_SCHEMAS = (AVRO, PROTOBUF)
+from txstream.api.spouts import SpoutContext
+from txstream.core.entry_points import VALUE_FORMATS, load, names
+from txstream.core.errors import SchemaError, UsageError
+from txstream.spouts.formats.json_values import BadValueError as BadValueError, JsonReader, json_schema
 
 
-class Decoder(Protocol):
-    """Reads the values of one writer's schema."""
+@dataclass(frozen=True, slots=True)
+class FormatArguments:
+    """The arguments of a source that a format may look at.
 
-    def read(self, values: Sequence[bytes], skip: int = 0) -> pa.Array: ...
+    `schema` is what the user gave as `schema`, or for keys as `key_schema`: what it may be is the format's
+    own matter; None if nothing was given. `errors` is "strict" or "replace". `wire_format` is "confluent" or
+    "plain". `schema_registry` is a URL, which may have a password. `source` is the source's name in messages.
+    """
 
-
-class SchemaFormat(Protocol):
-    """A reader's schema. `kind` is its format in the registry's word; `serialized` asks the registry for what
-    this format's decoder reads. `type` is the column's."""
-
-    kind: str
-    serialized: bool
-
-    @property
-    def type(self) -> pa.DataType: ...
-
-    def decoder(self, writer: RegisteredSchema | None, errors: str) -> Decoder:
-        """Raises UnresolvableError."""
+    schema: Any = field(default=None, repr=False)
+    errors: str = "strict"
+    wire_format: str = "confluent"
+    schema_registry: str | None = field(default=None, repr=False)
+    source: str = "the source"
 
 
-@dataclass(frozen=True)
-class AvroFormat:
-    text: str = field(repr=False)
-    kind = "AVRO"
-    serialized = False
-
-    @property
-    def type(self) -> pa.DataType:
-        return avro_schema.arrow_type(avro_schema.parsed(self.text))
-
-    def decoder(self, writer: RegisteredSchema | None, errors: str) -> Decoder:
-        from txstream.spouts.formats.avro_values import AvroDecoder
-
-        reader = avro_schema.parsed(self.text)
-        try:
-            written = reader
-            if writer is not None:
-                written = avro_schema.parsed(writer.text, [text for _, text in writer.references])
-        except SchemaError as error:
-            raise UnresolvableError(str(error)) from error
-        return AvroDecoder(written, reader, errors=errors)
-
-
-@dataclass(frozen=True)
-class ProtobufFormat:
-    message: protobuf_schema.MessageType
-    kind = "PROTOBUF"
-    serialized = True
-
-    @property
-    def type(self) -> pa.DataType:
-        return protobuf_schema.arrow_type(self.message.descriptor)
-
-    def decoder(self, writer: RegisteredSchema | None, errors: str) -> Decoder:
-        from txstream.spouts.formats.protobuf_values import ProtobufDecoder
-
-        return ProtobufDecoder(self.message, writer)
-
-
-def schema_format(argument: str, name: str, schema: Any) -> SchemaFormat:
-    """Return a format with the schema that a user gave. Raises SchemaError, which names the argument."""
-    if schema is None:
-        raise SchemaError(
-            f"{name!r} needs {argument}: the schema that the topology reads by; {argument}='order.avsc' for "
-            f"Avro, a generated message class for Protobuf"
-        )
-    try:
-        found: SchemaFormat
-        if name == AVRO:
-            found = AvroFormat(avro_schema.schema_text(schema))
-        else:
-            found = ProtobufFormat(protobuf_schema.message_type(schema))
-        found.type  # noqa: B018 - refuses what cannot be a column
-    except SchemaError as error:
-        raise SchemaError(f"{argument}: {error}") from error
-    return found
-
-
-class PlainReader:
-    """Values that were all written by the topology's schema, without ids."""
-
-    def __init__(self, read_as: SchemaFormat, errors: str) -> None:
-        self._decoder = read_as.decoder(None, errors)
+class ValueReader(Protocol):
+    """Reads values in one worker process, for as long as that reads the source; one thread at a time."""
 
     def read(self, values: Sequence[bytes | None]) -> pa.Array:
-        """Return the values as a column; None is null. Raises BadValueError for the first that is bad."""
-        rows = [row for row, value in enumerate(values) if value is not None]
-        try:
-            found = self._decoder.read([value for value in values if value is not None])
-        except BadValueError as bad:
-            raise BadValueError(rows[bad.row], bad.reason) from None
-        return _in_order([(rows, found)], len(values))
+        """Return one array of the format's type, with a row for each value in their order. None, a record
+        without value or key, is null. The same values must always give the same array, since a batch may be
+        read again.
+
+        Raises BadValueError for the first value that cannot be read, with its place in `values` and the
+        reason: the record then fails with a DecodeError that names it, or becomes a dead letter. Raises
+        ServiceUnavailableError while a service of the format is away: the batch waits, see
+        `ValueFormat.service`.
+        """
 
 
-class RegisteredReader:
-    """Values that begin with the ids of their writers' schemas. Lives as long as its emitter, so a schema is
-    resolved once for each worker process."""
+class ValueService(Protocol):
+    """A service that readers ask. `shown` is its name in messages, without passwords."""
 
-    def __init__(self, read_as: SchemaFormat, registry: Callable[[], SchemaRegistry], errors: str) -> None:
-        self._format = read_as
-        self._registry = registry
-        self._errors = errors
-        self._decoders: dict[int, Decoder | UnresolvableError] = {}
+    shown: str
 
-    def read(self, values: Sequence[bytes | None]) -> pa.Array:
-        """Return the values as a column; None is null. Raises BadValueError for the first that is bad,
-        ServiceUnavailableError while the registry does not answer, and UsageError if it refuses to."""
-        found: list[tuple[Sequence[int], pa.Array]] = []
-        refused: list[BadValueError] = []
-        for header, rows in _by_header(values).items():
-            some = [value for value in values if value is not None]
-            if len(some) != len(rows):
-                some = [values[row] for row in rows]  # type: ignore[misc]
-            try:
-                found.append((rows, self._decoder(header).read(some, HEADER_BYTES)))
-            except BadValueError as bad:
-                refused.append(BadValueError(rows[bad.row], bad.reason))
-            except UnresolvableError as error:
-                refused.append(BadValueError(rows[error.row], f"{self._name_of(header)}: {error}"))
-            except UnknownSchemaError as error:
-                refused.append(BadValueError(rows[0], str(error)))
-        if refused:
-            raise min(refused, key=lambda bad: bad.row)
-        return _in_order(found, len(values)) if found else pa.nulls(len(values), self._format.type)
+    def check(self, seconds: float) -> None:
+        """Raise ServiceUnavailableError unless it answers within so many seconds."""
 
-    def _decoder(self, header: bytes) -> Decoder:
-        if len(header) < HEADER_BYTES or header[0] != 0:
-            raise BadValueError(
-                0,
-                "it has no schema id: it does not begin with a zero byte and four bytes of an id; "
-                "wire_format='plain' reads records without",
+
+class ValueFormat(ABC):
+    """How the values of a source, or its keys, become columns: a format with the schema that a topology reads
+    by.
+
+    It is made with `FormatArguments` when the source is made; it checks them then, and raises SchemaError for
+    a schema that it cannot read by. With the source, it is pickled and shipped to executors, where its
+    package must be installed, too. So it keeps texts and numbers, not what it was given: a user's own class
+    would have to be on the executors, and a connection cannot be pickled.
+    """
+
+    takes_registry: ClassVar[bool] = False
+    """Do values begin with ids of schemas that a registry has, unless `wire_format="plain"`? A source of
+    formats that take none refuses `schema_registry`."""
+
+    libraries: ClassVar[tuple[str, ...]] = ()
+    """What readers import, beside the module of the format: `txstream doctor` asks executors for it."""
+
+    is_text: ClassVar[bool] = False
+    """Are values text? Then the remedy for a bad one is `value_format="string"`, else "binary"."""
+
+    @property
+    @abstractmethod
+    def type(self) -> pa.DataType:
+        """The Arrow type of a value. The source emits the fields of a struct as columns of their own; only
+        keys may be of another type. Raises SchemaError for what cannot be a column."""
+
+    @abstractmethod
+    def reader(self, context: SpoutContext) -> ValueReader:
+        """Return what reads values. Called once in each worker process, and on the driver for dead letters.
+        Raises UsageError if something is missing that the user must give or install there."""
+
+    def service(self, context: SpoutContext) -> ValueService | None:
+        """Return the service that readers ask, None without one. Called once, on the driver, when a run
+        starts. While readers raise ServiceUnavailableError, the driver asks it whether it is back."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFormat(ValueFormat):
+    """Objects in JSON as the fields of a declared schema; `json_values` has the rules."""
+
+    is_text = True
+
+    schema: pa.Schema
+    replaces_invalid_utf8: bool
+
+    @classmethod
+    def made(cls, given: FormatArguments) -> JsonFormat:
+        if given.schema is None:
+            raise SchemaError(
+                "the fields of its objects, such as 'user string, amount decimal(10,2)', or an Arrow schema"
             )
-        schema_id = int.from_bytes(header[1:], "big")
-        known = self._decoders.get(schema_id)
-        if known is None:
-            wanted = self._format
-            schema = self._registry().schema(schema_id, serialized=wanted.serialized)
-            try:
-                if schema.kind != wanted.kind:
-                    raise UnresolvableError(f"it is of type {schema.kind}, the topology reads {wanted.kind}")
-                known = wanted.decoder(schema, self._errors)
-            except UnresolvableError as error:
-                known = error
-            self._decoders[schema_id] = known
-        if isinstance(known, UnresolvableError):
-            raise known
-        return known
+        return cls(json_schema(given.schema), given.errors == "replace")
 
-    def _name_of(self, header: bytes) -> str:
-        return self._registry().name_of(int.from_bytes(header[1:], "big"))
+    @property
+    def type(self) -> pa.DataType:
+        return pa.struct(list(self.schema))
+
+    def reader(self, context: SpoutContext) -> ValueReader:
+        return _JsonObjects(self)
 
 
-def _by_header(values: Sequence[bytes | None]) -> dict[bytes, list[int]]:
-    rows: dict[bytes, list[int]] = {}
-    headers = [value if value is None else value[:HEADER_BYTES] for value in values]
-    distinct = set(headers)
-    if len(distinct) == 1 and None not in distinct:
-        return {header: list(range(len(values))) for header in distinct if header is not None}
-    for row, header in enumerate(headers):
-        if header is not None:
-            rows.setdefault(header, []).append(row)
-    return rows
+class _JsonObjects:
+    def __init__(self, read_as: JsonFormat) -> None:
+        self._fields = list(read_as.schema)
+        self._reader = JsonReader(read_as.schema, replace_invalid_utf8=read_as.replaces_invalid_utf8)
+
+    def read(self, values: Sequence[bytes | None]) -> pa.Array:
+        mask = pa.array([value is None for value in values], pa.bool_()) if None in values else None
+        return pa.StructArray.from_arrays(self._reader.read(values), fields=self._fields, mask=mask)
 
 
-def _in_order(parts: Sequence[tuple[Sequence[int], pa.Array]], length: int) -> pa.Array:
-    """Return one column: each part's values in its rows, and null in the rows of none."""
-    (rows, array), *others = parts
-    if not others and len(rows) == length:
-        return array
-    places: list[int | None] = [None] * length
-    for place, row in enumerate(row for rows, _ in parts for row in rows):
-        places[row] = place
-    return pa.concat_arrays([array for _, array in parts]).take(pa.array(places, pa.int64()))
+_OWN: dict[str, Callable[[FormatArguments], ValueFormat]] = {"json": JsonFormat.made}
+
+
+def known_formats() -> list[str]:
+    """Return the names of all formats, JSON first."""
+    return list(dict.fromkeys([*_OWN, *names(VALUE_FORMATS)]))
+
+
+def format_of(name: str, given: FormatArguments) -> ValueFormat | None:
+    """Return the format of this name, made with a source's arguments; None if no package has one.
+
+    Raises what the format says of its arguments, SchemaError if they cannot be columns, and
+    ServiceUnavailableError if a package lacks what the format needs, with what to install.
+    """
+    make = _OWN.get(name) or load(VALUE_FORMATS, name, f"value format {name!r}")
+    if make is None:
+        return None
+    made = make(given)
+    if not isinstance(made, ValueFormat):
+        raise UsageError(
+            f"the value format {name!r} answered with {type(made).__name__}, which is no ValueFormat"
+        )
+    made.type  # noqa: B018 - refuses what cannot be a column
+    return made

@@ -24,17 +24,16 @@ import pyarrow as pa
 
 from txstream.api.spouts import PartitionedSpout, SpoutContext
 from txstream.core.errors import SchemaError, TopologyError, UsageError
-from txstream.spouts.formats.schema_registry import SchemaRegistry, registry_of
-from txstream.spouts.formats.value_formats import FORMATS_WITH_SCHEMAS
+from txstream.spouts.formats.value_formats import FormatArguments
 from txstream.spouts.kafka.arguments import (
     Start,
     StartingOffset,
-    check_wire_format,
+    check_registry,
     kafka_schema,
     key_type,
     one_of,
     output_columns,
-    schema_of,
+    read_by,
     starting_offsets as checked_starting_offsets,
     value_fields,
 )
@@ -84,8 +83,8 @@ class KafkaRange(RecordSpan):
 
 
 class KafkaSource(PartitionedSpout[KafkaRange]):
-    """Kafka topics, emitted as Spark's own Kafka columns or, with `value_format="json"`, "avro" or
-    "protobuf", as the fields of their values.
+    """Kafka topics, emitted as Spark's own Kafka columns or, with `value_format="json"`, "avro",
+    "protobuf" or a format of yours, as the fields of their values.
 
     topics: one name or several.
     bootstrap: "host:port,..."; by default the run's Kafka address.
@@ -103,16 +102,17 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
     max_records_per_partition: upper bound, per batch, on the offsets taken from one partition.
     isolation_level: "read_committed" (the default: never counts what a producer has aborted) or
         "read_uncommitted".
-    key_format: "binary", "string" (UTF-8), "avro" or "protobuf".
-    value_format: "string", "binary", or one that is read into the fields of `schema`, "json", "avro" or
-        "protobuf". A value that cannot be read is a DecodeError with topic, partition, offset, field, reason
-        and the beginning of the value. A record without a value (a tombstone) is a row of nulls.
+    key_format: as `value_format`.
+    value_format: "string" (UTF-8), "binary", or one that is read into the fields of `schema`: "json", "avro",
+        "protobuf" or what another package has (`ValueFormat`). A value that cannot be read is a DecodeError
+        with topic, partition, offset, field, reason and the beginning of the value. A record without a value
+        (a tombstone) is a row of nulls.
     schema: for JSON, the fields of UTF-8 objects: "user string, amount decimal(10,2)" or an Arrow schema;
         `json_values` says what fits which type, missing fields are null, unknown ones are ignored. For Avro,
         the schema that the topology reads by: the path of a .avsc file, JSON text, or a dict. For Protobuf, a
         generated message class, or the pair of a path (.proto or descriptor set) and a message's full name.
         docs/formats.md says which types become which columns, and how schemas may change.
-    key_schema: the same for keys in Avro or Protobuf. The column `key` has its type: a record is a struct.
+    key_schema: the same for keys. The column `key` has its type: a record is a struct.
     wire_format: for Avro and Protobuf, "confluent": keys and values begin with the id of the schema that they
         were written by, which a schema registry has; or "plain": they were all written by `schema`.
     schema_registry: the registry's URL; by default the run's.
@@ -130,7 +130,8 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         that lag exporters and Kafka's tools show how far the topology is. It is never read. A group that has
         members is refused.
 
-    Raises TopologyError for invalid arguments, SchemaError if they concern columns.
+    Raises TopologyError for invalid arguments, SchemaError if they concern columns, and
+    ServiceUnavailableError for a format whose package lacks something.
     """
 
     meta_type: ClassVar[type[KafkaRange]] = KafkaRange
@@ -144,8 +145,8 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         starting_offsets: Start | Mapping[str, StartingOffset] = "earliest",
         max_records_per_partition: int | None = None,
         isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed",
-        key_format: Literal["string", "binary", "avro", "protobuf"] = "binary",
-        value_format: Literal["string", "binary", "json", "avro", "protobuf"] = "string",
+        key_format: str = "binary",
+        value_format: str = "string",
         schema: Any = None,
         key_schema: Any = None,
         wire_format: Literal["confluent", "plain"] = "confluent",
@@ -164,10 +165,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         self.isolation_level = one_of(
             "isolation_level", isolation_level, "read_committed", "read_uncommitted"
         )
-        self.key_format = one_of("key_format", key_format, "string", "binary", *FORMATS_WITH_SCHEMAS)
-        self.value_format = one_of(
-            "value_format", value_format, "string", "binary", "json", *FORMATS_WITH_SCHEMAS
-        )
+        self.key_format, self.value_format = key_format, value_format
         self.errors = one_of("errors", errors, "strict", "replace")
         self.on_data_loss = one_of("on_data_loss", on_data_loss, "fail", "skip")
         self.client_options = check_client_options(client_options or {})
@@ -183,12 +181,12 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
             raise TopologyError(
                 f"partition_discovery_seconds is {partition_discovery_seconds}; it must be more than 0"
             )
-        self.value_schema = schema_of("schema", value_format, schema)
-        self.key_schema = schema_of("key_schema", key_format, key_schema)
-        self.wire_format = wire_format
-        self.schema_registry = schema_registry
-        check_wire_format(wire_format, schema_registry, (self.value_schema, self.key_schema))
-        self.schema = value_fields(value_format, schema, self.value_schema)
+        one_of("wire_format", wire_format, "confluent", "plain")
+        given = FormatArguments(schema, errors, wire_format, schema_registry, str(self.selection))
+        self.value_schema = read_by("value_format", value_format, given)
+        self.key_schema = read_by("key_format", key_format, replace(given, schema=key_schema))
+        check_registry(wire_format, schema_registry, (self.value_schema, self.key_schema))
+        self.schema = value_fields(self.value_schema)
         kafka = kafka_schema(key_type(key_format, self.key_schema), value_format)
         self.kafka_columns = output_columns(kafka_columns, kafka, self.schema, value_format)
         if self.key_schema is not None and "key" not in self.kafka_columns:
@@ -257,11 +255,3 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
                 f"write KafkaSource(..., bootstrap='HOST:PORT')"
             )
         return address
-
-    @property
-    def uses_registry(self) -> bool:
-        return self.wire_format == "confluent" and not (self.value_schema is self.key_schema is None)
-
-    def registry(self, context: SpoutContext) -> SchemaRegistry:
-        """The client of the schema registry. Raises UsageError when neither source nor run names one."""
-        return registry_of(self.schema_registry, context, str(self.selection))

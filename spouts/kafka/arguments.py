@@ -9,9 +9,9 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from txstream.api.schema import format_type
+from txstream.core.entry_points import VALUE_FORMATS
 from txstream.core.errors import SchemaError, TopologyError
-from txstream.spouts.formats.json_values import json_schema
-from txstream.spouts.formats.value_formats import FORMATS_WITH_SCHEMAS, SchemaFormat, schema_format
+from txstream.spouts.formats.value_formats import FormatArguments, ValueFormat, format_of, known_formats
 from txstream.spouts.kafka.topic_selection import TopicSelection
 
 Start = Literal["earliest", "latest"] | datetime
@@ -99,46 +99,48 @@ def kafka_schema(key_type: pa.DataType, value_format: str) -> pa.Schema:
     )
 
 
-def key_type(key_format: str, schema: SchemaFormat | None) -> pa.DataType:
-    return _FORMATS[key_format] if schema is None else schema.type
+def key_type(key_format: str, read_as: ValueFormat | None) -> pa.DataType:
+    return _FORMATS[key_format] if read_as is None else read_as.type
 
 
-def schema_of(argument: str, name: str, given: Any) -> SchemaFormat | None:
-    """Return the schema of a format that has one, None for other formats."""
-    if name in FORMATS_WITH_SCHEMAS:
-        return schema_format(argument, name, given)
-    if argument == "key_schema" and given is not None:
-        raise SchemaError(f"key_schema goes with key_format='avro' or 'protobuf'; key_format is {name!r}")
-    return None
-
-
-def value_fields(value_format: str, declaration: Any, schema: SchemaFormat | None) -> pa.Schema | None:
-    """The fields that values are read into; None for formats without."""
-    if schema is not None:
-        if not pa.types.is_struct(schema.type):
+def read_by(argument: str, name: str, given: FormatArguments) -> ValueFormat | None:
+    """Return the format of values or keys; None for text and bytes, which are taken as they are."""
+    schema = "key_schema" if argument == "key_format" else "schema"
+    if name in _FORMATS:
+        if given.schema is not None:
             raise SchemaError(
-                f"schema: values are read into the fields of a record, and this is {format_type(schema.type)}"
+                f"{schema} goes with a format that has fields, such as 'json'; {argument} is {name!r}"
             )
-        return pa.schema(list(schema.type))
-    if value_format == "json":
-        if declaration is None:
-            raise SchemaError(
-                "value_format='json' needs the fields of its objects; give them as "
-                "schema='user string, amount decimal(10,2)' or as an Arrow schema"
-            )
-        return json_schema(declaration)
-    if declaration is not None:
-        raise SchemaError(
-            f"schema goes with value_format='json', 'avro' or 'protobuf'; value_format is {value_format!r}"
+        return None
+    try:
+        found = format_of(name, given)
+    except SchemaError as error:
+        raise SchemaError(f"{f'{name!r} needs ' if given.schema is None else ''}{schema}: {error}") from error
+    if found is None:
+        raise TopologyError(
+            f"{argument} is {name!r}; it must be {' or '.join(map(repr, [*_FORMATS, *known_formats()]))}, or "
+            f"what a package adds by an entry point in the group {VALUE_FORMATS!r}"
         )
-    return None
+    return found
 
 
-def check_wire_format(wire_format: str, registry: str | None, schemas: Sequence[SchemaFormat | None]) -> None:
-    """Raise TopologyError for arguments about schema ids that would not be used."""
-    one_of("wire_format", wire_format, "confluent", "plain")
-    if registry is not None and not any(schemas):
-        raise TopologyError("schema_registry goes with the formats 'avro' and 'protobuf'; leave it out")
+def value_fields(read_as: ValueFormat | None) -> pa.Schema | None:
+    """The fields that values are read into; None for formats without."""
+    if read_as is None:
+        return None
+    if not pa.types.is_struct(read_as.type):
+        raise SchemaError(
+            f"schema: values are read into the fields of a record, and this is {format_type(read_as.type)}"
+        )
+    return pa.schema(list(read_as.type))
+
+
+def check_registry(wire_format: str, registry: str | None, formats: Sequence[ValueFormat | None]) -> None:
+    """Raise TopologyError for a registry that would not be used."""
+    if registry is not None and not any(one is not None and one.takes_registry for one in formats):
+        raise TopologyError(
+            "schema_registry goes with formats whose schemas a registry has, such as 'avro'; leave it out"
+        )
     if registry is not None and wire_format == "plain":
         raise TopologyError("with wire_format='plain' records have no schema ids; leave schema_registry out")
 

@@ -8,7 +8,6 @@ import base64
 import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +16,7 @@ import pyarrow as pa
 from txstream.api.spouts import SpoutContext
 from txstream.core.dead_letters import DeadLetter
 from txstream.core.errors import DecodeError
-from txstream.spouts.formats.json_values import BadValueError, JsonReader
-from txstream.spouts.formats.value_formats import PlainReader, RegisteredReader, SchemaFormat
+from txstream.spouts.formats.value_formats import BadValueError, ValueFormat, ValueService
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka.protocol import Partition
 from txstream.spouts.kafka.record_blocks import Headers, RecordColumns, Records
@@ -29,7 +27,7 @@ _SHOWN_BYTES = 200
 
 class Readers(NamedTuple):
     """What turns the values and the keys of a source into columns, where they have schemas. They raise
-    BadValueError, and ServiceUnavailableError while the schema registry is away."""
+    BadValueError, and ServiceUnavailableError while a service that they ask is away."""
 
     value: Callable[[Sequence[bytes | None]], list[pa.Array]] | None = None
     key: Callable[[Sequence[bytes | None]], pa.Array] | None = None
@@ -37,19 +35,18 @@ class Readers(NamedTuple):
 
 def readers(source: KafkaSource, context: SpoutContext) -> Readers:
     """Return the readers of a source's values and keys."""
-
-    def reader(schema: SchemaFormat) -> PlainReader | RegisteredReader:
-        if source.uses_registry:
-            return RegisteredReader(schema, partial(source.registry, context), source.errors)
-        return PlainReader(schema, source.errors)
-
-    key = None if source.key_schema is None else reader(source.key_schema).read
-    if source.value_schema is not None:
-        read = reader(source.value_schema).read
-        return Readers(lambda values: read(values).flatten(), key)
-    if source.schema is None:
+    key = None if source.key_schema is None else source.key_schema.reader(context).read
+    if source.value_schema is None:
         return Readers(None, key)
-    return Readers(JsonReader(source.schema, replace_invalid_utf8=source.errors == "replace").read, key)
+    read = source.value_schema.reader(context).read
+    return Readers(lambda values: read(values).flatten(), key)
+
+
+def services(source: KafkaSource, context: SpoutContext) -> list[ValueService]:
+    """Return the services that the readers of a source ask, each once."""
+    formats = [one for one in (source.value_schema, source.key_schema) if one is not None]
+    asked = [service for one in formats if (service := one.service(context)) is not None]
+    return list({service.shown: service for service in asked}.values())
 
 
 def record_batch(
@@ -84,14 +81,14 @@ def _made(
         try:
             arrays = read.value(raw)
         except BadValueError as bad:
-            raise _misfit("value", source.value_format, raw, partition, columns, bad) from bad
+            raise _misfit("value", source.value_schema, raw, partition, columns, bad) from bad
     for name in source.kafka_columns:
         if name == "key" and read.key is not None:
             raw = columns.keys.to_pylist()
             try:
                 arrays.append(read.key(raw))
             except BadValueError as bad:
-                raise _misfit("key", source.key_format, raw, partition, columns, bad) from bad
+                raise _misfit("key", source.key_schema, raw, partition, columns, bad) from bad
             continue
         data_type = source.output.field(name).type
         if name in ("topic", "partition"):
@@ -112,7 +109,7 @@ def _places(name: str, data_type: pa.DataType, parts: Sequence[tuple[Partition, 
 
 def _misfit(
     what: str,
-    name: str,
+    read_as: ValueFormat | None,
     raw: Sequence[bytes | None],
     partition: Partition,
     columns: RecordColumns,
@@ -123,7 +120,7 @@ def _misfit(
     shown = repr(value[:_SHOWN_BYTES].decode(errors="backslashreplace"))
     if len(value) > _SHOWN_BYTES:
         shown = f"{shown}... ({len(value):,} bytes)"
-    instead = "string" if name == "json" else "binary"
+    instead = "string" if read_as is not None and read_as.is_text else "binary"
     return DecodeError(
         f"the {what} of the record at offset {columns.offsets[bad.row]} of topic {partition.topic!r}, "
         f"partition {partition.number}, does not fit the schema: {bad.reason}; the {what} is {shown}; "

@@ -33,6 +33,7 @@ from txstream.spouts.backlog import share_limit
 from txstream.spouts.kafka import KNOWN, KafkaRange, KafkaSource
 from txstream.spouts.kafka.client import KafkaClient
 from txstream.spouts.kafka.cluster_watch import ClusterView, ClusterWatch
+from txstream.spouts.kafka.columns import services
 from txstream.spouts.kafka.leader_epochs import LeaderEpochs, LostPlace
 from txstream.spouts.kafka.log_ends import LogReader
 from txstream.spouts.kafka.protocol import (
@@ -80,7 +81,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         self._context = context
         self._planning_seconds = min(PLANNING_SECONDS, context.connect_timeout_seconds)
         self._address = source.address(context)
-        self._registry = source.registry(context) if source.uses_registry else None
+        self._services = services(source, context)
         self._selection = source.selection
         read_committed = source.isolation_level == "read_committed"
         self._latest = LATEST_STABLE if read_committed else LATEST_WRITTEN
@@ -223,13 +224,13 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         return unavailable
 
     def services_away(self) -> Mapping[str, str]:
-        if self._registry is None:
-            return {}
-        try:
-            self._registry.check(self._planning_seconds)
-        except ServiceUnavailableError as error:
-            return {f"the schema registry at {self._registry.shown}": str(error)}
-        return {}
+        away = {}
+        for service in self._services:
+            try:
+                service.check(self._planning_seconds)
+            except ServiceUnavailableError as error:
+                away[service.shown] = str(error)
+        return away
 
     def targets(self) -> Mapping[str, Target]:
         """The ends of all partitions, read once. Raises PartitionUnavailableError."""

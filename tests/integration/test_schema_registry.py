@@ -244,15 +244,15 @@ def test_schemas_that_import_others(registry: FakeRegistry) -> None:
 @each(
     ("options", "error", "words"),
     [
-        ({"value_format": "avro"}, SchemaError, "'avro' needs schema: the schema that the topology reads by"),
+        ({"value_format": "avro"}, SchemaError, "'avro' needs schema: an Avro schema is given as"),
         ({"value_format": "avro", "schema": "nowhere.avsc"}, SchemaError, "'nowhere.avsc' cannot be read"),
         ({"value_format": "avro", "schema": '"string"'}, SchemaError, "of a record, and this is string"),
         ({"value_format": "avro", "schema": READER, "kafka_columns": ["value"]}, SchemaError, "'avro' reads"),
         ({"key_format": "avro"}, SchemaError, "'avro' needs key_schema"),
-        ({"key_schema": READER}, SchemaError, "key_schema goes with key_format='avro' or 'protobuf'"),
+        ({"key_schema": READER}, SchemaError, "key_schema goes with a format that has fields"),
         ({"value_format": "json", "schema": "id int", "key_format": "avro", "key_schema": READER},
          SchemaError, "kafka_columns does not have 'key'"),
-        ({"schema_registry": "http://here"}, TopologyError, "schema_registry goes with the formats"),
+        ({"schema_registry": "http://here"}, TopologyError, "schema_registry goes with formats"),
         ({"value_format": "avro", "schema": READER, "wire_format": "plain", "schema_registry": "http://here"},
          TopologyError, "leave schema_registry out"),
         ({"wire_format": "thrift"}, TopologyError, "wire_format is 'thrift'"),

@@ -10,7 +10,7 @@ from sqlalchemy.sql import quoted_name
 from txstream.state import open_database
 from txstream.state.declarations import declared_spec
 from txstream.state.registry import scheme_of
-from txstream.state.sql.urls import SQL_SCHEMES
+from txstream.state.sql.urls import is_sql as is_sql_scheme
 from txstream.state.store import layout
 from txstream.state.store.backend import StoreBackend
 from txstream.state.store.merging import RowRules
@@ -19,7 +19,7 @@ from txstream.state.store.merging import RowRules
 def is_sql(url: str) -> bool:
     """Return whether this URL means a SQL database."""
     scheme = scheme_of(url)
-    return scheme is not None and scheme.partition("+")[0] in SQL_SCHEMES
+    return scheme is not None and is_sql_scheme(scheme)
 
 
 def store_at(url: str) -> StoreBackend:

@@ -35,8 +35,9 @@ def test_a_driver_that_runs_from_there_finds_what_comes_in_by_entry_points(
 ) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]);"
-        "from txstream.core.entry_points import COMMANDS, TIERS, WATCHERS, found;"
-        "print(*(point.name for group in (TIERS, WATCHERS, COMMANDS) for point in found(group)))"
+        "import txstream.core.entry_points as e;"
+        "groups = e.TIERS, e.WATCHERS, e.VALUE_FORMATS, e.SQL_DIALECTS, e.COMMANDS;"
+        "print(*(name for group in groups for name in e.names(group)))"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program, str(package)],
@@ -45,7 +46,7 @@ def test_a_driver_that_runs_from_there_finds_what_comes_in_by_entry_points(
         text=True,
         check=True,
     )
-    assert done.stdout.split()[:4] == ["tracked", "spans", "compare", "delete"]
+    assert done.stdout.split()[:7] == ["tracked", "spans", "avro", "protobuf", "mariadb", "mysql", "compare"]
 
 
 def test_another_python_imports_it_from_there(package: Path, tmp_path: Path) -> None:

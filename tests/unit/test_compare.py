@@ -421,8 +421,12 @@ def test_records_are_rows_without_the_products_reader() -> None:
     tombstone = SimpleNamespace(**{**vars(record), "value": None})
     assert list(_row(as_json, tombstone)) == [None, None, None, None, 7]
     dated = KafkaSource("t", value_format="json", schema="user date")
-    with pytest.raises(_OnlyTheSourceKnowsError):
-        _row(dated, record)
+    order = {"type": "record", "name": "Order", "fields": [{"name": "user", "type": "string"}]}
+    values = KafkaSource("t", value_format="avro", schema=order)
+    keys = KafkaSource("t", key_format="avro", key_schema='"string"')
+    for source in (dated, values, keys):
+        with pytest.raises(_OnlyTheSourceKnowsError):
+            _row(source, record)
     times = b'{"day": "2026-01-31", "at": "2026-01-31T12:00:00.5+02:00", "local": "2026-01-31T12:00:00"}'
     record = SimpleNamespace(**{**vars(record), "value": times})
     timed = KafkaSource("t", value_format="json", schema="day date, at timestamp, local timestamp_ntz")

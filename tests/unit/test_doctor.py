@@ -11,12 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from txstream import (
+    Count,
+    KafkaSource,
+    OpaqueSpout,
+    Settings,
+    SqlState,
+    SqlStateBolt,
+    TransactionalTopologyBuilder,
+)
 from txstream.cli.factory import imported_by
 from txstream.cli.main import main
 from txstream.core.errors import ServiceUnavailableError
 from txstream.doctor import local
 from txstream.doctor.checks import Check, Task, WrongError, ask_all
 from txstream.doctor.clocks import Clocks
+from txstream.doctor.examination import Examination
 from txstream.doctor.executor_probe import probe
 
 
@@ -97,6 +107,18 @@ def test_a_fixed_port_that_is_taken() -> None:
         assert name == f"port {port} (spark.driver.port)"
         with pytest.raises(WrongError, match="cannot be listened at"):
             look()
+
+
+def test_what_executors_must_have_is_what_the_formats_of_a_source_import() -> None:
+    order = {"type": "record", "name": "Order", "fields": [{"name": "user", "type": "string"}]}
+    source = KafkaSource("orders", value_format="avro", schema=order, key_format="json", key_schema="n int",
+                         kafka_columns=["key"])  # fmt: skip
+    builder = TransactionalTopologyBuilder("orders", "orders", OpaqueSpout(source), commit="executors")
+    store = SqlStateBolt(SqlState("sums", key="user string", value="n bigint"), n=Count())
+    builder.set_bolt("store", store).fields_grouping("orders", "user")
+    asked = Examination(Settings(database="mysql://host/name"), builder.build())._modules()
+    assert {"kafka", "fastavro", "sqlalchemy", "pymysql"} <= set(asked)
+    assert len(asked) == len(set(asked))
 
 
 def test_what_executors_must_have_is_what_shipped_modules_import(

@@ -52,6 +52,14 @@ UPPER: Final = {
     "spouts": _SHELL,
     "bolts": _SHELL,
 }
+# What comes in by entry points alone, by the beginnings of its modules' names.
+BY_ENTRY_POINTS: Final = {
+    "formats with schemas": tuple(
+        f"txstream.spouts.formats.{name}"
+        for name in ("avro_", "protobuf_", "registered_", "schema_registry", "sliced_")
+    ),
+    "MySQL and MariaDB": ("txstream.state.sql.mysql",),
+}
 BARE_NAMES: Final = frozenset(INSTALLS_AS) - {"txstream"}
 
 # Runs in the fresh interpreter and notes every forbidden import with the modules that led to it.
@@ -212,6 +220,23 @@ def test_no_product_module_imports_testing() -> None:
         for name in modules.keys() - testing
         for line, imported in imported_names(modules[name].read_text(encoding="utf-8"), for_checkers=True)
         if is_below(imported, ("txstream.testing",))
+    ]
+    assert not wrong
+
+
+@each("room", BY_ENTRY_POINTS)
+def test_only_entry_points_lead_to(room: str) -> None:
+    """Not even an import for the type checker does: the others work without it, and with a stranger's."""
+    modules = module_files(ROOT / "txstream", "txstream")
+    for folder in sorted(BARE_NAMES):
+        modules |= module_files(ROOT / folder, f"txstream.{folder}")
+    inside = {name for name in modules if name.startswith(BY_ENTRY_POINTS[room])}
+    assert len(inside) > 3
+    wrong = [
+        f"{modules[name]}:{line}: {imported}"
+        for name in modules.keys() - inside
+        for line, imported in imported_names(modules[name].read_text(encoding="utf-8"), for_checkers=True)
+        if imported.startswith(BY_ENTRY_POINTS[room])
     ]
     assert not wrong
 

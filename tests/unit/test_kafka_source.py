@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta, timezone
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +18,9 @@ from support.lists import each
 
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import OpaqueSpout, SpoutContext
+from txstream.core import entry_points
 from txstream.core.batch_metas import BatchMetas, MetaCodec
-from txstream.core.errors import CorruptStateError, TopologyError, UsageError
+from txstream.core.errors import CorruptStateError, ServiceUnavailableError, TopologyError, UsageError
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka.arguments import StartingOffset, epoch_milliseconds
 from txstream.spouts.kafka.options import DNS_LOOKUPS, MECHANISMS, OWNED, PASSED_THROUGH
@@ -54,7 +56,7 @@ def test_the_output_is_sparks_kafka_columns() -> None:
         ({"topics": "lines", "max_records_per_partition": 0}, "max_records_per_partition is 0"),
         ({"topics": "lines", "isolation_level": "dirty"}, "isolation_level is 'dirty'"),
         ({"topics": "lines", "value_format": "xml"}, "value_format is 'xml'"),
-        ({"topics": "lines", "value_format": "json"}, "needs the fields"),
+        ({"topics": "lines", "value_format": "json"}, "needs schema: the fields"),
         ({"topics": "lines", "schema": "a int"}, "value_format is 'string'"),
         ({"topics": "lines", "value_format": "json", "schema": "a nothing"}, "unknown type 'nothing'"),
         ({"topics": "lines", "value_format": "json", "schema": "a map<int,int>"}, "'a' is map<int,int>"),
@@ -88,6 +90,22 @@ def test_the_output_is_sparks_kafka_columns() -> None:
 def test_what_cannot_be_meant_is_refused(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(TopologyError, match=named):
         KafkaSource(**arguments)
+
+
+def test_a_format_that_cannot_be_used_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    unseen = {"type": "record", "name": "NeverParsed", "fields": [{"name": "x", "type": "int"}]}
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "fastavro", None)
+        with pytest.raises(UsageError, match=r"install 'txstream\[avro\]'"):
+            KafkaSource("orders", value_format="avro", schema=unseen)
+    group = entry_points.VALUE_FORMATS
+    points = [EntryPoint("tsv", "there_is_no:Tsv [fast]", group), EntryPoint("odd", "builtins:repr", group)]
+    monkeypatch.setattr(entry_points, "entry_points", lambda *, group: points)
+    with pytest.raises(ServiceUnavailableError, match=r"'tsv' of a package .* 'a package\[fast\]'"):
+        KafkaSource("orders", key_format="tsv")
+    with pytest.raises(UsageError, match="'odd' answered with str, which is no ValueFormat"):
+        KafkaSource("orders", value_format="odd")
+    assert KafkaSource("orders", value_format="json", schema="a int").value_format == "json"
 
 
 def test_a_pattern_matches_whole_names_and_nothing_internal() -> None:

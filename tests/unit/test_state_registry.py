@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from support.committing import BATCHES, check_tables, committing, state, word_source
 from support.lists import each
 from support.map_states import FIELDS, bank, check, movements
+from support.states import Rig
 
 import txstream
 from txstream.api.reducers import Sum
@@ -22,6 +24,8 @@ from txstream.engine.start import run_services as services
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase, open_database, open_sql_database, place_of
+from txstream.state.sql import framework_tables
+from txstream.state.sql.sqlite import SQLiteDialect
 from txstream.state.store.memory import MemoryBackend, forget
 from txstream.testing import Point, TopologyTest
 
@@ -84,7 +88,7 @@ def test_registering_can_be_taken_back() -> None:
 
 @each("scheme", ["sqlite", "postgresql", "postgresql+mine"])
 def test_txstreams_own_schemes_stay_its_own(scheme: str) -> None:
-    with pytest.raises(UsageError, match=f"{scheme.replace('+', '.')}:// is txstream's own"):
+    with pytest.raises(UsageError, match=f"{scheme.replace('+', '.')}:// is a SQL dialect's"):
         txstream.register_backend(scheme, Mine)
 
 
@@ -99,9 +103,45 @@ def test_an_installed_package_brings_a_backend(installed: list[EntryPoint], uniq
     installed.append(EntryPoint("yours", f"{__name__}:Mine", "another.group"))
     assert isinstance(open_database(f"mine://{unique}"), Mine)
     assert place_of("mine://A") == "mine://a"
-    with pytest.raises(UsageError, match=r"'yours' is not supported; known are mariadb, .*, mine, for"):
+    with pytest.raises(UsageError, match=r"'yours' is not supported; known are postgres, .*, mine, for"):
         open_database("yours://x")
     forget(unique)
+
+
+class Beside(SQLiteDialect):
+    """A stranger's, which says that it commits each step of DDL."""
+
+    label = "Beside"
+    commits_each_step = True
+
+
+def test_an_installed_package_brings_a_sql_dialect(installed: list[EntryPoint], tmp_path: Path) -> None:
+    """It is opened like ours, and what it says of itself is what is asked."""
+    installed.append(EntryPoint("beside", f"{__name__}:Beside", "txstream.sql_dialects"))
+    url = f"beside:///{tmp_path}/x.db"
+    database = open_sql_database(url)
+    with contextlib.closing(database):
+        rig = Rig(database, f"sqlite:///{tmp_path}/x.db").join()
+        rig.commit(1, {"a": 1})
+        assert rig.values() == {"a": 1}
+        with database.sessions.reading("what it says") as connection:
+            assert framework_tables.commits_each_step(connection)
+    assert place_of(url) == place_of(f"beside+pysqlite:///{tmp_path}/../{tmp_path.name}/x.db")
+    with pytest.raises(UsageError, match=r"beside:// is a SQL dialect's"):
+        txstream.register_backend("beside", Mine)
+    with pytest.raises(UsageError, match=r"known are beside, postgres, postgresql, sqlite, for"):
+        open_database("yours://x")
+    with pytest.raises(UsageError, match=r"Beside is reached by beside\+pysqlite, which beside alone means"):
+        open_database(f"beside+other:///{tmp_path}/x.db")
+    with pytest.raises(UsageError, match="in memory forgets everything"):
+        open_database("beside://")
+
+
+def test_a_sql_dialect_that_cannot_be_loaded(installed: list[EntryPoint]) -> None:
+    installed.append(EntryPoint("beside", "there.is.no:module [beside]", "txstream.sql_dialects"))
+    with pytest.raises(ServiceUnavailableError, match=r"beside:// of a package .* 'a package\[beside\]'"):
+        open_database("beside://host/x")
+    assert place_of("beside://HOST/x") == "beside://HOST/x"
 
 
 def test_what_is_registered_here_comes_before_what_is_installed(

@@ -246,8 +246,11 @@ class TestFile:
             "oracle://me:hidden@host/db",
             r"me:\*\*\*@host/db: 'oracle' is not supported; known are memory, mariadb, mysql",
         ),
-        ("mysql+mysqldb://me:hidden@host/db", "MariaDB with PyMySQL"),
-        ("postgresql+psycopg2://me:hidden@host/db", "PostgreSQL with psycopg"),
+        (
+            "mysql+mysqldb://me:hidden@host/db",
+            r"MariaDB is reached by mysql\+pymysql, which mysql alone means too",
+        ),
+        ("postgresql+psycopg2://me:hidden@host/db", r"PostgreSQL is reached by postgresql\+psycopg,"),
         ("not a url", "is not a SQLAlchemy URL; write for example sqlite:///"),
         ("postgresql://me:hidden@host:port/db", "is not a SQLAlchemy URL"),
     ],

@@ -19,7 +19,7 @@ import typer
 
 from txstream.cli import administration, dead_letters, describe, inspection, operate, run
 from txstream.cli.context import print_error
-from txstream.core.entry_points import COMMANDS, found, load
+from txstream.core.entry_points import COMMANDS, load, names
 from txstream.core.errors import TxstreamError
 from txstream.settings.given_secrets import off_the_command_line
 
@@ -61,7 +61,7 @@ def _add_commands() -> None:
     """Add the commands of txstream's kernel, and what installed packages have, its own among them."""
     for room in (run, describe, operate, inspection, dead_letters, administration):
         room.register(app)
-    for name in dict.fromkeys(point.name for point in found(COMMANDS)):
+    for name in names(COMMANDS):
         try:
             load(COMMANDS, name, f"command {name!r}")(app)
         except TxstreamError as error:  # the others must work without it

@@ -35,6 +35,7 @@ from txstream.spouts.kafka import KafkaSource
 BY_FOLD = "kafka-python's consumer and a plain fold of its records"
 BY_A_RUN = "a run without faults, by the same reader"
 
+_PLAIN = ("string", "binary")
 _SAMPLE = 500  # records of a partition that tell whether tables depend on how batches are cut
 _SILENCE_SECONDS = 60.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -192,7 +193,7 @@ def _decoded(source: KafkaSource, found: Mapping[str, Sequence[Any]], *, sets_as
 
 
 class _OnlyTheSourceKnowsError(Exception):
-    """A value of a type that is not decoded here."""
+    """A value of a type or a format that is not decoded here."""
 
 
 def _split(partition: str) -> tuple[str, int]:
@@ -201,6 +202,9 @@ def _split(partition: str) -> tuple[str, int]:
 
 
 def _row(source: KafkaSource, record: Any) -> Sequence[Any]:
+    if source.value_format not in (*_PLAIN, "json") or source.key_format not in _PLAIN:
+        raise _OnlyTheSourceKnowsError
+
     def text(raw: bytes | None, kind: pa.DataType) -> Any:
         return raw if raw is None or pa.types.is_binary(kind) else raw.decode(errors=source.errors)
 

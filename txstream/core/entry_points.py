@@ -1,6 +1,8 @@
-"""What installed packages add to txstream: a room of this wheel and a stranger's package come in by one door.
+"""What installed packages add to txstream. What the kernel does not know comes in as a stranger's would: the
+optional rooms of this wheel and any other package by one door.
 
-Each kind of addition has a group of entry points. Looking there loads nothing but what is asked for.
+Each kind of addition has a group of entry points (docs/extensions.md). Looking there loads nothing but what
+is asked for.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ COMMANDS: Final = "txstream.commands"
 """Of the command line: an object is called with typer's app, `register(app)`, when a command line begins."""
 STATE_BACKENDS: Final = "txstream.state_backends"
 """Of stores: a name is the scheme of a URL, its object a `BackendFactory`."""
+SQL_DIALECTS: Final = "txstream.sql_dialects"
+"""Of SQL databases: a name is the scheme of a URL without its driver, its object a subclass of
+`StateDialect`."""
 TIERS: Final = "txstream.tiers"
 """Of what runs topologies: a name is a topology's `tier`, its object makes the `Tier`."""
 ADDRESSES: Final = "txstream.addresses"
@@ -28,20 +33,22 @@ TASKS: Final = "txstream.tasks"
 VIEWS: Final = "txstream.views"
 """Of drawings: `topology` and `svg` are called with a topology and return HTML and an SVG file's bytes,
 `batches` with numbers of batches and returns a figure."""
+VALUE_FORMATS: Final = "txstream.value_formats"
+"""Of what values and keys of records are read by: a name is a source's `value_format`, its object makes the
+`ValueFormat`."""
 WATCHERS: Final = "txstream.watchers"
 """Of what is told of every run's batches: an object is called with the topology's id, before the run starts,
 and returns a `Watcher`, or None if it has nothing to do."""
 
 
-def found(group: str) -> tuple[EntryPoint, ...]:
-    """Return what installed packages have in a group, by name."""
-    return tuple(sorted(entry_points(group=group), key=lambda point: point.name))
+def names(group: str) -> list[str]:
+    """Return the names that installed packages have in a group, sorted, each once."""
+    return sorted({point.name for point in entry_points(group=group)})
 
 
 def every(group: str, what: str) -> list[Any]:
     """Return the object of each name in a group; errors call one of them `what`. Raises what `load` does."""
-    names = dict.fromkeys(point.name for point in found(group))
-    return [load(group, name, f"{what} {name!r}") for name in names]
+    return [load(group, name, f"{what} {name!r}") for name in names(group)]
 
 
 def load(group: str, name: str, what: str) -> Any:
@@ -50,7 +57,7 @@ def load(group: str, name: str, what: str) -> Any:
     Raises UsageError if several packages have one, and ServiceUnavailableError if it cannot be loaded, with
     what to install.
     """
-    points = [point for point in found(group) if point.name == name]
+    points = [point for point in entry_points(group=group) if point.name == name]
     if len(points) > 1:
         packages = ", ".join(sorted(_package(point) for point in points))
         raise UsageError(f"{packages} each have a {what}; uninstall all but one")

@@ -20,7 +20,6 @@ from txstream.state import StateDatabase, open_database
 from txstream.state.records import AccessDeniedError
 from txstream.state.sql import framework_tables as revisions
 
-_CLOCKS = {"postgresql": "clock_timestamp()", "mysql": "utc_timestamp(6)", "mariadb": "utc_timestamp(6)"}
 _LOCK_SECONDS = 5.0
 
 
@@ -50,11 +49,11 @@ def look_at_database(settings: Settings, url: str, tables: Sequence[str], clocks
             level = connection.get_isolation_level()
             present = set(inspect(connection).get_table_names())
             version = ".".join(str(part) for part in connection.dialect.server_version_info or ())
-            if dialect.name in _CLOCKS:
-                _compare_clock(connection, _CLOCKS[dialect.name], f"database {shown}", clocks)
+            if dialect.clock is not None:
+                _compare_clock(connection, dialect.clock, f"database {shown}", clocks)
         yield Check(name, True, f"{dialect.label} {version}".strip())
         yield from _checked(f"{name}: revision", lambda: _revision(database), "txstream db upgrade")
-        yield from _checked(f"{name}: isolation", lambda: _isolation(dialect.name, level), "")
+        yield from _checked(f"{name}: isolation", lambda: _isolation(dialect.isolation, level), "")
         yield from _checked(
             f"{name}: grants",
             lambda: _grants(
@@ -102,8 +101,7 @@ def _revision(database: StateDatabase) -> str:
     return f"{revision}, as this txstream needs it"
 
 
-def _isolation(dialect: str, level: str) -> str:
-    wanted = "SERIALIZABLE" if dialect == "sqlite" else "READ COMMITTED"
+def _isolation(wanted: str, level: str) -> str:
     if level != wanted:
         raise WrongError(
             f"its sessions get {level}, although txstream asks for {wanted}",
@@ -115,7 +113,7 @@ def _isolation(dialect: str, level: str) -> str:
 def _grants(database: StateDatabase, known: Sequence[str], wanted: Sequence[str]) -> str:
     """Try what a run does, in transactions that are undone; a scratch table goes even where a database
     commits each CREATE by itself. Where all tables exist, the right to create is not needed."""
-    sessions, account = database.sessions, _account(database)
+    account = _account(database)
     for name in known:
         denied = _tried(database, partial(_no_rows, name))
         if denied is not None:
@@ -133,15 +131,9 @@ def _grants(database: StateDatabase, known: Sequence[str], wanted: Sequence[str]
     if missing:
         raise WrongError(
             f"{account} may not create tables, and there is no {sorted(missing)[0]} yet: {denied}",
-            _right_to_create(sessions.dialect.name, account, database),
+            database._dialect.right_to_create(account),
         )
     return f"{account} may read and write its tables, which are all there, but create none"
-
-
-def _right_to_create(dialect: str, account: str, database: StateDatabase) -> str:
-    if dialect == "postgresql":
-        return f"GRANT CREATE, USAGE ON SCHEMA public TO {account};"
-    return f"GRANT ALL ON {database._dialect.url.database}.* TO {account};"
 
 
 def _account(database: StateDatabase) -> str:

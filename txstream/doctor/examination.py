@@ -23,11 +23,11 @@ from txstream.engine.spark.session import DEFAULT_MASTER, worker_settings
 from txstream.engine.start.run_services import source_context
 from txstream.inspect.databases import with_states_of, without_password
 from txstream.settings import Settings
+from txstream.state.sql.urls import dialect_behind
 
 _SLACK_SECONDS = 10.0
 _SPARK_SECONDS = 120.0
 _ENDING_SECONDS = 15.0  # for Spark
-_PORTS = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306}
 _ON_EXECUTORS = ("txstream", "pyspark", "pyarrow", "numpy")
 _OF_KAFKA = ("kafka", "crc32c")
 
@@ -161,8 +161,11 @@ class Examination:
         """Return what executors import: what the framework needs there for this topology, and what its own
         modules import, as far as it can be imported here."""
         names = [*_ON_EXECUTORS]
-        if kafka_sources(self.topology):
+        for source, _ in kafka_sources(self.topology).values():
             names += _OF_KAFKA
+            for read_as in (source.value_schema, source.key_schema):
+                if read_as is not None:
+                    names += [type(read_as).__module__.partition(".")[0], *read_as.libraries]
         if self.topology is not None:
             if self.topology.commit != "driver" or self.topology.map_states:
                 for url in self._urls:
@@ -187,13 +190,13 @@ def _database_place(url: str) -> Iterator[Place]:
         parsed = make_url(url)
     except ArgumentError:
         return  # its own check says what is wrong
-    port = parsed.port or _PORTS.get(parsed.get_backend_name())
+    dialect = dialect_behind(url)
+    port = parsed.port or (None if dialect is None else dialect.port)
     if parsed.host and port and "host" not in parsed.query:
         yield Place(f"the database {parsed.database}", parsed.host, port, for_executors=True)
 
 
 def _drivers(url: str) -> list[str]:
     """Return what executors need to write shares of a batch: SQLAlchemy and the database's driver."""
-    backend = url.partition(":")[0].partition("+")[0]
-    driver = {"postgresql": ["psycopg"], "mysql": ["pymysql"], "mariadb": ["pymysql"]}.get(backend)
-    return [] if driver is None else ["sqlalchemy", *driver]
+    dialect = dialect_behind(url)
+    return [] if dialect is None or dialect.port is None else ["sqlalchemy", dialect.driver]

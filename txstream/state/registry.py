@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from txstream.core.entry_points import STATE_BACKENDS, found, load
+from txstream.core.entry_points import STATE_BACKENDS, load, names
 from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.core.wording import a
 from txstream.state.backend import StateBackend
@@ -58,7 +58,7 @@ def open_database(
     not installed.
     """
     scheme = scheme_of(url)
-    if scheme is None or scheme.partition("+")[0] in urls.SQL_SCHEMES:
+    if scheme is None or urls.is_sql(scheme):
         return StateDatabase(
             url,
             connect_timeout_seconds=connect_timeout_seconds,
@@ -115,9 +115,9 @@ def register_backend(scheme: str, factory: BackendFactory) -> Callable[[], None]
 
 def known_schemes() -> list[str]:
     """Return every scheme that `open_database` knows in this process, txstream's own first."""
-    own = sorted(urls.SQL_SCHEMES)
+    own = sorted(urls.sql_schemes())
     with _lock:
-        others = {*_registered, *(point.name for point in found(STATE_BACKENDS))}
+        others = {*_registered, *names(STATE_BACKENDS)}
     return [*own, *sorted(others - set(own))]
 
 
@@ -125,7 +125,7 @@ def place_of(url: str) -> str:
     """Return the same text for every spelling of one store's URL, which has one fence and one ledger. A URL
     that is not understood is its own place."""
     scheme = scheme_of(url)
-    if scheme is None or scheme.partition("+")[0] in urls.SQL_SCHEMES:
+    if scheme is None or urls.is_sql(scheme):
         return urls.place_of(url)
     try:
         place_of = getattr(_factory(scheme), "place_of", None)
@@ -156,8 +156,8 @@ def _refuse_scheme(scheme: str) -> None:
             f"{scheme!r} cannot be the scheme of a state backend: a scheme begins with a letter and has "
             f"lower-case letters, digits, '+', '.' and '-' only, without the '://'"
         )
-    if scheme.partition("+")[0] in urls.SQL_SCHEMES:
-        raise UsageError(f"{scheme}:// is txstream's own; register the state backend under another scheme")
+    if urls.is_sql(scheme):
+        raise UsageError(f"{scheme}:// is a SQL dialect's; register the state backend under another scheme")
 
 
 def _unknown(url: str, scheme: str) -> UsageError:

@@ -1,5 +1,9 @@
 """What differs between databases, behind one interface: a new database is one more subclass.
 
+PostgreSQL and SQLite are the kernel's. Every other subclass comes in by an entry point of an installed
+package, that of MySQL and MariaDB as well as a stranger's: in the group `txstream.sql_dialects`, with the
+scheme of its URLs.
+
 Invariants that every subclass keeps. A write transaction takes its lock with its first statement, and sees
 what other transactions committed before the lock was granted. When its process or the server freezes, the
 database or a deadline ends it, wherever the database can do that.
@@ -135,16 +139,47 @@ class StateDialect(ABC):
 
     name: ClassVar[str]  # SQLAlchemy's name for it
     label: ClassVar[str]  # its name in messages
+    driver: ClassVar[str]  # SQLAlchemy's name for its driver
+    package: ClassVar[str]  # what pip installs for that
+    port: ClassVar[int | None] = None
+    """Of its server, where a URL names none; None for a file."""
+    place_options: ClassVar[tuple[str, ...]] = ()
+    """The options of a URL that name the server, the database or the schema, beside host, port and
+    database."""
+    isolation: ClassVar[str] = "READ COMMITTED"
+    """The isolation level that its sessions ask for."""
+    clock: ClassVar[str | None] = None
+    """SQL for the server's present time; None where that is this machine's."""
+    commits_each_step: ClassVar[bool] = False
+    """Whether it commits each DDL statement by itself, so that tables are created in steps that can be
+    resumed."""
     snapshot_isolation: ClassVar[str | None] = "REPEATABLE READ"
     """The isolation level under which a transaction sees one snapshot; None where every level does."""
     asks_at_release: ClassVar[bool] = False
     """Whether returning a connection to its pool sends something to the server."""
 
     def __init__(self, url: URL, connect_timeout_seconds: float, message_timeout_seconds: float) -> None:
+        """Connects to nothing yet. Raises UsageError for a URL that cannot be used."""
         self.url = url
         self.tables: dict[tuple[SqlState, Semantics], Table] = {}  # those that were built for it
         self.connect_timeout_seconds = connect_timeout_seconds
         self.message_timeout_seconds = message_timeout_seconds
+
+    # --- URLs ---------------------------------------------------------------------------------------
+
+    @classmethod
+    def place_of(cls, url: URL) -> str:
+        """Return the same text for every spelling of one database's URL: the user is ignored, and all options
+        but `place_options`."""
+        # A socket's path is an option, and its case matters.
+        host = url.query.get("unix_socket") or url.query.get("host") or (url.host or "").lower()
+        port = url.query.get("port") or url.port or cls.port
+        named = "".join(f"&{one}={url.query[one]}" for one in cls.place_options if one in url.query)
+        return f"{cls.name}:{host}:{port}/{url.database}{named}"
+
+    def right_to_create(self, account: str) -> str:
+        """Return what lets an account create tables: the statement where there is one."""
+        return f"give {account} the right to create tables"
 
     # --- connections --------------------------------------------------------------------------------
 

@@ -185,13 +185,15 @@ version = Table(
 """Alembic's own table, as Alembic creates it."""
 
 
-_COMMIT_EACH_STEP = ("mysql", "mariadb")
+COMMITS_EACH_STEP = "txstream_commits_each_step"
+"""Execution option of a connection: what its dialect says of that."""
+
 _UNFINISHED = "txstream_alembic_unfinished"
 
 
 def commits_each_step(connection: Connection) -> bool:
     """Whether this database commits each DDL statement by itself."""
-    return connection.dialect.name in _COMMIT_EACH_STEP
+    return bool(connection.get_execution_options()[COMMITS_EACH_STEP])
 
 
 def read_revision(connection: Connection, database: str) -> str | None:

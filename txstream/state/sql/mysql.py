@@ -53,6 +53,7 @@ from txstream.state.sql.mysql_connect import classify, connect, is_mariadb, plac
 from txstream.state.sql.mysql_statements import JoinedUpsert
 from txstream.state.sql.mysql_types import BinaryKey, TextKey, TextValue, collation
 from txstream.state.sql.server_timeouts import ServerDialect, driver_of
+from txstream.state.sql.urls import without_password
 
 PACKET_BYTES = "txstream_packet_bytes"
 """Key in the `info` of a pooled connection: the length of the longest statement that the server accepts."""
@@ -92,13 +93,29 @@ _COLUMN_TYPES: dict[pa.DataType, Callable[[], types.TypeEngine[Any]]] = {
 class MySQLDialect(ServerDialect):
     name: ClassVar[str] = "mysql"
     label: ClassVar[str] = "MySQL or MariaDB"
+    driver: ClassVar[str] = "pymysql"
+    package: ClassVar[str] = "txstream[mysql]"
+    port: ClassVar[int | None] = 3306
+    place_options: ClassVar[tuple[str, ...]] = (
+        *("database", "db", "init_command", "read_default_file", "read_default_group"),
+    )
+    clock: ClassVar[str | None] = "utc_timestamp(6)"
+    commits_each_step: ClassVar[bool] = True
     asks_at_release: ClassVar[bool] = True
     longest_name: ClassVar[int | None] = _LONGEST_IDENTIFIER
     silence: ClassVar[tuple[int, ...]] = (2013,)  # lost connection during query
 
     def __init__(self, url: Any, connect_timeout_seconds: float, message_timeout_seconds: float) -> None:
+        if not url.database and "read_default_file" not in url.query:
+            # The server would accept the session and then refuse every table in it.
+            raise UsageError(
+                f"the URL {without_password(url)} names no database; write for example mysql://user@host/name"
+            )
         super().__init__(url, connect_timeout_seconds, message_timeout_seconds)
         self._engine: Engine | None = None
+
+    def right_to_create(self, account: str) -> str:
+        return f"GRANT ALL ON {self.url.database}.* TO {account};"
 
     def countable(self, seconds: float) -> int:
         return max(1, math.floor(seconds))

@@ -239,9 +239,19 @@ _KINDS: dict[str, Kind] = {
 class PostgreSQLDialect(ServerDialect):
     name: ClassVar[str] = "postgresql"
     label: ClassVar[str] = "PostgreSQL"
+    driver: ClassVar[str] = "psycopg"
+    package: ClassVar[str] = "txstream[postgresql]"
+    port: ClassVar[int | None] = 5432
+    place_options: ClassVar[tuple[str, ...]] = (
+        *("dbname", "hostaddr", "options", "passfile", "service", "servicefile", "target_session_attrs"),
+    )
+    clock: ClassVar[str | None] = "clock_timestamp()"
     longest_name: ClassVar[int | None] = 63  # bytes; the server cuts a longer name without an error
     taken_columns: ClassVar[frozenset[str]] = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
     taken_tables: ClassVar[frozenset[str]] = frozenset({"excluded"})  # a keyword of the upsert
+
+    def right_to_create(self, account: str) -> str:
+        return f"GRANT CREATE, USAGE ON SCHEMA public TO {account};"
 
     def create_engine(self) -> Engine:
         deadline = str(max(1, math.ceil(self.connect_timeout_seconds)))

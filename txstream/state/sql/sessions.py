@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeoutError
 from txstream.core.errors import ServiceUnavailableError, TxstreamError
 from txstream.state.sql.dialect import READ_ONLY, StateDialect, Touch
 from txstream.state.sql.errors import one_line, to_error
+from txstream.state.sql.framework_tables import COMMITS_EACH_STEP
 from txstream.state.sql.urls import without_password
 
 _PING_AFTER_IDLE_SECONDS = 1.0
@@ -39,8 +40,9 @@ class Sessions:
         except ImportError as error:
             raise ServiceUnavailableError(
                 f"database {self.display_url} needs a driver that is not installed ({one_line(error)}); "
-                f"type pip install 'txstream[{dialect.name}]'"
+                f"type pip install '{dialect.package}'"
             ) from error
+        self.engine.update_execution_options(**{COMMITS_EACH_STEP: dialect.commits_each_step})
         self._process = os.getpid()
         self._left_to_parent: list[Pool] = []
 

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from sqlalchemy import (
+    URL,
     ColumnElement,
     Connection,
     Engine,
@@ -45,11 +46,12 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError
 
 from txstream.api.reducers import Reducer
-from txstream.core.errors import ServiceUnavailableError
+from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.state.sql import sqlite_values
 from txstream.state.sql.dialect import READ_ONLY, Found, Lookup, StateDialect, Update, Upsert, key_columns
 from txstream.state.sql.errors import REMEDY, Failure, Kind, driver_error, one_line
 from txstream.state.sql.framework_tables import fence
+from txstream.state.sql.urls import without_password
 
 _MOST_PARAMETERS: Final = 999  # every SQLite allows as many
 _MOST_ROWS: Final = 100  # measured with two columns: shorter lists are as fast, longer ones slower
@@ -173,10 +175,31 @@ _KINDS: dict[int, Kind] = {
 class SQLiteDialect(StateDialect):
     name: ClassVar[str] = "sqlite"
     label: ClassVar[str] = "SQLite"
+    driver: ClassVar[str] = "pysqlite"
+    package: ClassVar[str] = "txstream"
+    isolation: ClassVar[str] = "SERIALIZABLE"
     snapshot_isolation: ClassVar[str | None] = None
     # The upsert's name for the new row. As a table's name it would mean the existing row, without an error.
     taken_tables: ClassVar[frozenset[str]] = frozenset({"excluded"})
     taken_prefixes: ClassVar[tuple[str, ...]] = ("sqlite_",)
+
+    def __init__(self, url: URL, connect_timeout_seconds: float, message_timeout_seconds: float) -> None:
+        name = url.database or ""
+        if name in ("", ":memory:") or url.query.get("mode") == "memory":
+            raise UsageError(
+                "a SQLite database in memory forgets everything when the driver ends; give it a file, for "
+                "example sqlite:///state.db"
+            )
+        if name.startswith("file:"):
+            raise UsageError(
+                f"database {without_password(url)}: give SQLite's file as a path, for example "
+                f"sqlite:///state.db"
+            )
+        super().__init__(url, connect_timeout_seconds, message_timeout_seconds)
+
+    @classmethod
+    def place_of(cls, url: URL) -> str:
+        return f"sqlite:{Path(url.database or '').resolve()}"
 
     @property
     def path(self) -> Path:
