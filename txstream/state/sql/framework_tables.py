@@ -42,7 +42,6 @@ from sqlalchemy import (
     inspect,
     text,
 )
-from sqlalchemy.dialects import mysql
 
 import txstream
 from txstream.core.errors import SchemaRevisionError
@@ -63,35 +62,25 @@ VERSION_TABLE = "txstream_alembic_version"  # alembic_version belongs to the use
 TOPOLOGY_LENGTH = 255
 UUID_LENGTH = 36
 
-STORED: dict[str, Any] = {
-    f"{name}_{option}": value
-    for name in ("mysql", "mariadb")
-    for option, value in (
-        ("engine", "InnoDB"),
-        ("row_format", "DYNAMIC"),  # no other format allows keys as long as these
-        ("default_charset", "utf8mb4"),
-        ("collate", "utf8mb4_bin"),  # ids are sensitive to case and accents
-    )
-}
-"""How MySQL and MariaDB store a table; other databases ignore it."""
-
 metadata = MetaData()
 
 
-def document() -> Text:
-    """Return the type for text of any length: MySQL's own TEXT ends at 64 KiB."""
-    return Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+class Document(Text):
+    """Text of any length. A dialect whose TEXT has an end compiles this, or another type here, to its own."""
 
 
-def binary() -> LargeBinary:
-    """Return the type for bytes of any length: MySQL's own BLOB ends at 64 KiB."""
-    return LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+class Binary(LargeBinary):
+    """Bytes of any length."""
+
+
+class Instant(DateTime):
+    """A time to the microsecond, with its zone where the database keeps one."""
 
 
 class Utc(TypeDecorator[datetime]):
     """An aware time, kept in UTC. SQLite stores no zone, so reading adds it again."""
 
-    impl = DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
+    impl = Instant(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
@@ -117,8 +106,7 @@ fence = Table(
     _topology(primary_key=True),
     _uuid(),
     Column("attempt", BigInteger, nullable=False),
-    Column("identity", document(), nullable=True),
-    **STORED,
+    Column("identity", Document(), nullable=True),
 )
 
 batch = Table(
@@ -130,15 +118,14 @@ batch = Table(
     Column("attempt", BigInteger, nullable=False),
     Column("semantics", String(32), nullable=False),
     Column("status", String(16), nullable=False),
-    Column("metas", document(), nullable=False),
+    Column("metas", Document(), nullable=False),
     Column("tuples", BigInteger, nullable=False),
     Column("keys", BigInteger, nullable=False),
     Column("planned_at", Utc, nullable=False),
     Column("processed_at", Utc, nullable=False),
     Column("committed_at", Utc, nullable=True),
-    Column("error", document(), nullable=True),
-    Column("details", document(), nullable=True),
-    **STORED,
+    Column("error", Document(), nullable=True),
+    Column("details", Document(), nullable=True),
 )
 
 owned_table = Table(
@@ -147,9 +134,8 @@ owned_table = Table(
     Column("table_name", String(TABLE_LENGTH), primary_key=True),
     _topology(),
     _uuid(),
-    Column("declaration", document(), nullable=False),
+    Column("declaration", Document(), nullable=False),
     Column("created_at", Utc, nullable=False),
-    **STORED,
 )
 
 dead_letter = Table(
@@ -162,18 +148,17 @@ dead_letter = Table(
     Column("attempt", BigInteger, nullable=False),
     Column("status", String(64), nullable=False),
     Column("when", Utc, nullable=False),
-    Column("topic", document(), nullable=True),
+    Column("topic", Document(), nullable=True),
     Column("partition", BigInteger, nullable=True),
     Column("offset", BigInteger, nullable=True),
     Column("timestamp", BigInteger, nullable=True),  # milliseconds since 1970, as Kafka has them
-    Column("component", document(), nullable=False),
-    Column("exception", document(), nullable=False),
-    Column("message", document(), nullable=False),
-    Column("traceback", document(), nullable=False),
-    Column("key", binary(), nullable=True),
-    Column("headers", binary(), nullable=True),
-    Column("value", binary(), nullable=True),
-    **STORED,
+    Column("component", Document(), nullable=False),
+    Column("exception", Document(), nullable=False),
+    Column("message", Document(), nullable=False),
+    Column("traceback", Document(), nullable=False),
+    Column("key", Binary(), nullable=True),
+    Column("headers", Binary(), nullable=True),
+    Column("value", Binary(), nullable=True),
 )
 
 version = Table(

@@ -15,8 +15,10 @@ from typing import Any, Final
 import pyarrow as pa
 from sqlalchemy import Dialect, TypeDecorator, types
 from sqlalchemy.dialects import mysql
+from sqlalchemy.ext.compiler import compiles
 
 from txstream.core.errors import StateTableError, StateValueError
+from txstream.state.sql.framework_tables import Binary, Document, Instant
 
 KEY_BYTES: Final = 3072
 _BYTES_PER_CHARACTER: Final = 4
@@ -33,6 +35,21 @@ _SIZES: Final[dict[pa.DataType, int]] = {
 def collation(*, mariadb: bool) -> str:
     """Return the collation of text in state tables and in the sessions that write them."""
     return "utf8mb4_nopad_bin" if mariadb else "utf8mb4_0900_bin"
+
+
+@compiles(Document, "mysql", "mariadb")
+def _document(*_arguments: object, **_options: object) -> str:
+    return "LONGTEXT"  # TEXT ends at 64 KiB
+
+
+@compiles(Binary, "mysql", "mariadb")
+def _binary(*_arguments: object, **_options: object) -> str:
+    return "LONGBLOB"
+
+
+@compiles(Instant, "mysql", "mariadb")
+def _instant(*_arguments: object, **_options: object) -> str:
+    return "DATETIME(6)"
 
 
 class TextKey(TypeDecorator[str]):
