@@ -29,10 +29,10 @@ from pyspark import cloudpickle
 from tracked_topology import Median, Numbers, Split, medians
 
 from txstream import TopologyBuilder
-from txstream.acker.ackers import Ackers
-from txstream.acker.ids import RootIds, TupleIds, fold
-from txstream.acker.ledger import AckLedger
 from txstream.engine.spark.session import create_session
+from txstream.plugins.tracked.acker.ackers import Ackers
+from txstream.plugins.tracked.acker.ids import RootIds, TupleIds, fold
+from txstream.plugins.tracked.acker.ledger import AckLedger
 from txstream.testing import TrackedTest
 
 if TYPE_CHECKING:

@@ -41,8 +41,8 @@ import psycopg
 from rich.console import Console
 from rich.table import Table
 
-from txstream.embedded import embedded
-from txstream.embedded.ports import free_port
+from txstream.plugins.local.embedded import embedded
+from txstream.plugins.local.embedded.ports import free_port
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "tests")]

@@ -21,7 +21,7 @@ from typing import Any
 from beside_peers import OURS, STRUCTURED, Sitting, own_server
 from peers.workload import make_topic
 
-from txstream.embedded import embedded
+from txstream.plugins.local.embedded import embedded
 
 RECORDS = 100_000
 FIGURES = ("first_commit_seconds", "cpu_seconds")

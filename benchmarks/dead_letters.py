@@ -43,8 +43,8 @@ from txstream import (
     TransactionalTopologyBuilder,
     Tuple,
 )
-from txstream.embedded import embedded
 from txstream.engine.spark.session import create_session
+from txstream.plugins.local.embedded import embedded
 
 PARTITIONS = 4
 USERS = 1_000

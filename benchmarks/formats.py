@@ -22,9 +22,9 @@ import fastavro
 import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from txstream.plugins.formats.registered_values import RegisteredFormat, RegisteredReader
+from txstream.plugins.formats.schema_registry import HEADER_BYTES, RegisteredSchema
 from txstream.spouts.formats.json_values import JsonReader, json_schema
-from txstream.spouts.formats.registered_values import RegisteredFormat, RegisteredReader
-from txstream.spouts.formats.schema_registry import HEADER_BYTES, RegisteredSchema
 from txstream.spouts.formats.value_formats import FormatArguments, format_of
 
 FIELDS: list[tuple[str, Any, str, int]] = [

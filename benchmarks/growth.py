@@ -46,11 +46,11 @@ from rich.console import Console
 import txstream
 from txstream.core.fault_points import Point
 from txstream.core.transaction import Txid
-from txstream.embedded import embedded
 from txstream.engine.spark.session import create_session
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver
 from txstream.engine.start.run_services import RunServices
+from txstream.plugins.local.embedded import embedded
 from txstream.testing import InProcessRunner
 
 HERE = Path(__file__).resolve().parent

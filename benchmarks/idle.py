@@ -25,7 +25,7 @@ import psutil
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
 
-from txstream.embedded import Services, embedded
+from txstream.plugins.local.embedded import Services, embedded
 
 TOPIC = "lines"
 START_DEADLINE_SECONDS = 120.0

@@ -64,7 +64,7 @@ def main() -> None:
     with ExitStack() as stack:
         address = options.kafka
         if address is None:
-            from txstream.embedded import EmbeddedKafka
+            from txstream.plugins.local.embedded import EmbeddedKafka
 
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             address = stack.enter_context(EmbeddedKafka(Path(folder))).address

@@ -34,11 +34,11 @@ from peers.workload import PARTITIONS, make_topic, produce_live
 
 import txstream
 from txstream.core.fault_points import Point
-from txstream.embedded import embedded
 from txstream.engine.commit.committer import BatchCommitter
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.planning import Planning
 from txstream.engine.spark import spark_runner
+from txstream.plugins.local.embedded import embedded
 from txstream.spouts.kafka.coordinator import KafkaPartitionCoordinator
 from txstream.state.sql.database import SqlTransaction
 from txstream.state.sql.ledger import LedgerWriter

@@ -30,12 +30,12 @@ from urllib.request import urlopen
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
 
-from txstream.embedded import embedded
 from txstream.engine.loop.report import BatchTiming
 from txstream.engine.run import start
 from txstream.examples.word_count import topology
-from txstream.metrics.of_run import RunMetrics
-from txstream.metrics.server import served
+from txstream.plugins.local.embedded import embedded
+from txstream.plugins.monitoring.of_run import RunMetrics
+from txstream.plugins.monitoring.server import served
 from txstream.settings import Settings
 from txstream.testing import InProcessRunner
 

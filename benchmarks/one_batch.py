@@ -33,7 +33,7 @@ from txstream.testing import TopologyTest
 LINES = ["the cat sat", "the dog sat", "a cat", "a dog"]
 HERE = Path(__file__).resolve().parent.parent
 OURS = tuple(str(HERE / folder) for folder in ("txstream/", "spouts/", "bolts/"))
-TESTING = (str(HERE / "txstream/testing"), str(HERE / "txstream/engine/batch/recorded_calls.py"))
+TESTING = (str(HERE / "txstream/testing"), str(HERE / "txstream/plugins/testing/recorded_calls.py"))
 
 
 def word_count(source: MemorySpout) -> Topology:

@@ -30,7 +30,7 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
 
 from txstream.core.transaction import Epoch, epoch_of
-from txstream.embedded import Services, embedded
+from txstream.plugins.local.embedded import Services, embedded
 from txstream.zookeeper import ZooKeeper
 
 TOPIC, TOPOLOGY = "lines", "word-count"

@@ -30,10 +30,10 @@ from rich.console import Console
 from rich.table import Table
 
 import txstream
-from txstream.embedded import embedded
 from txstream.engine.loop.report import BatchTiming
 from txstream.engine.spark.session import create_session
 from txstream.examples import word_count
+from txstream.plugins.local.embedded import embedded
 
 PARTITIONS = 4
 PARTS = (

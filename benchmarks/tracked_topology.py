@@ -31,7 +31,7 @@ from txstream.core.transaction import Epoch
 from txstream.engine.batch.execution_plan import compile_topology
 from txstream.engine.spark.session import create_session
 from txstream.engine.spark.spark_runner import SparkRunner
-from txstream.engine.tracked.loop import Cut, TrackedLoop
+from txstream.plugins.tracked.loop import Cut, TrackedLoop
 from txstream.testing import InProcessRunner
 
 if TYPE_CHECKING:

@@ -22,11 +22,12 @@ from mysql_servers import MariaDBServer, MissingServerError, MySQLFamilyServer, 
 from postgres import PostgresServer
 from registry_server import RegistryServer
 from support.bare_python import make_bare_python
+from support.inmemory import MemoryLog
 from support.runs import SPARK_STARTS_SOONER, Launcher, keep_sparks_classes
 from support.spark_standalone import SparkStandalone
 from support.states import Rig
 
-from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services, embedded
+from txstream.plugins.local.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services, embedded
 from txstream.state import StateBackend, open_database
 
 pytest_plugins = ("support.processes", "support.run_report", "support.skips")
@@ -79,7 +80,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     collection of garbage shall go through it again."""
     gc.collect()
     gc.freeze()
-    without_java = ("tests/unit/", "tests/simulation/")
+    without_java = ("tests/unit/", "tests/plugins/", "tests/simulation/")
     if not (
         session.config.option.collectonly
         or all(item.nodeid.startswith(without_java) for item in session.items)
@@ -94,9 +95,15 @@ def unique() -> str:
 
 
 @pytest.fixture
+def log() -> MemoryLog:
+    """Two partitions of lines, which make three batches of two records."""
+    return MemoryLog({"a": ["the cat", "the dog", None, "a cat"], "b": ["the end", "of the cat"]})
+
+
+@pytest.fixture
 def deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no simulation begin with a new process that runs the bolts again: what they do is known."""
-    monkeypatch.setattr("txstream.simulation.runs.check_determinism", lambda *_: None)
+    monkeypatch.setattr("txstream.plugins.proof.simulation.runs.check_determinism", lambda *_: None)
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from typing import Final
 from mysql_servers import MissingServerError
 
 import get_registry
-from txstream.embedded.java import SMALL_JVM
-from txstream.embedded.ports import HOST, free_port
-from txstream.embedded.process import ServerProcess
 from txstream.engine.spark.java import find_java
+from txstream.plugins.local.embedded.java import SMALL_JVM
+from txstream.plugins.local.embedded.ports import HOST, free_port
+from txstream.plugins.local.embedded.process import ServerProcess
 
 _START_SECONDS: Final = 120.0
 

@@ -134,7 +134,7 @@ def _plain(text: str) -> str:
 
 def metrics() -> str:
     """Return the table of all metrics."""
-    from txstream.metrics.catalog import CATALOG
+    from txstream.plugins.monitoring.catalog import CATALOG
 
     rows = [
         f"| `{name}` | {one.kind} | {', '.join(f'`{label}`' for label in one.labels)} | {one.help} |"

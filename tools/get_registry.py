@@ -18,7 +18,7 @@ from typing import Final
 import platformdirs
 
 from txstream.core.errors import ServiceUnavailableError
-from txstream.embedded.jars import maven_repository
+from txstream.plugins.local.embedded.jars import maven_repository
 
 VERSION: Final = "3.0.9"
 NO_REGISTRY: Final = "there is no schema registry here"

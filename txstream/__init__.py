@@ -62,10 +62,6 @@ if TYPE_CHECKING:
         Spout as Spout,
         SpoutCollector as SpoutCollector,
     )
-    from txstream.api.tracked_builder import (
-        TopologyBuilder as TopologyBuilder,
-        TrackedTopology as TrackedTopology,
-    )
     from txstream.api.tuples import (
         Chunk as Chunk,
         Tuple as Tuple,
@@ -118,15 +114,19 @@ if TYPE_CHECKING:
         run as run,
         start as start,
     )
+    from txstream.plugins.files import FileSpout as FileSpout
+    from txstream.plugins.proof.stores.backend import StoreBackend as StoreBackend
+    from txstream.plugins.tracked.builder import (
+        TopologyBuilder as TopologyBuilder,
+        TrackedTopology as TrackedTopology,
+    )
+    from txstream.plugins.tracked.kafka_queue import KafkaQueueSpout as KafkaQueueSpout
     from txstream.settings import Settings as Settings
-    from txstream.spouts.files import FileSpout as FileSpout
     from txstream.spouts.kafka import KafkaSource as KafkaSource
-    from txstream.spouts.kafka.queue import KafkaQueueSpout as KafkaQueueSpout
     from txstream.spouts.memory import MemorySpout as MemorySpout
     from txstream.spouts.rate import RateSpout as RateSpout
     from txstream.state.backend import StateBackend as StateBackend
     from txstream.state.registry import register_backend as register_backend
-    from txstream.state.store.backend import StoreBackend as StoreBackend
 
 _HOMES = {
     "txstream.api.batch_spouts": ("BatchCollector", "BatchSpout"),
@@ -188,7 +188,7 @@ _HOMES = {
     "txstream.api.state": ("SqlState", "SqlTable"),
     "txstream.api.topology": ("Topology",),
     "txstream.api.tracked": ("RichBolt", "RichCollector", "Spout", "SpoutCollector"),
-    "txstream.api.tracked_builder": ("TopologyBuilder", "TrackedTopology"),
+    "txstream.plugins.tracked.builder": ("TopologyBuilder", "TrackedTopology"),
     "txstream.api.tuples": ("Chunk", "Tuple"),
     "txstream.bolts.aggregate": ("CountBolt", "ReduceBolt"),
     "txstream.bolts.append": ("SqlAppendBolt",),
@@ -199,14 +199,14 @@ _HOMES = {
     "txstream.engine.run": ("RunningTopology", "run", "start"),
     "txstream.core.semantics": ("Semantics",),
     "txstream.settings": ("Settings",),
-    "txstream.spouts.files": ("FileSpout",),
+    "txstream.plugins.files": ("FileSpout",),
     "txstream.spouts.kafka": ("KafkaSource",),
-    "txstream.spouts.kafka.queue": ("KafkaQueueSpout",),
+    "txstream.plugins.tracked.kafka_queue": ("KafkaQueueSpout",),
     "txstream.spouts.memory": ("MemorySpout",),
     "txstream.spouts.rate": ("RateSpout",),
     "txstream.state.backend": ("StateBackend",),
     "txstream.state.registry": ("register_backend",),
-    "txstream.state.store.backend": ("StoreBackend",),
+    "txstream.plugins.proof.stores.backend": ("StoreBackend",),
     "txstream.core.transaction": ("TransactionAttempt",),
 }
 _HOME_OF = home_of(_HOMES)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import platformdirs
 
-from txstream.embedded.jars import maven_repository
+from txstream.plugins.local.embedded.jars import maven_repository
 
 
 def fetched(jars: Mapping[str, str]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from peers.jars import fetched
 from peers.workload import batch_rate, cpu_seconds, fresh_tables, is_exact, options, report, runs_of, upsert
-from txstream.embedded.jars import kafka_classpath
+from txstream.plugins.local.embedded.jars import kafka_classpath
 
 # Spark's Kafka connector. Kafka's client is among the embedded broker's jars.
 JARS = {

@@ -15,8 +15,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NoReturn
 
-from txstream.core.errors import BatchFailedError, UsageError
-from txstream.engine.batch.executor_failures import CrashError as CrashError
+from txstream.core.errors import BatchFailedError, CrashError as CrashError, UsageError
 
 
 class Marker(ABC):

@@ -14,7 +14,7 @@ from support.runs import Launcher, Outcome
 from support.tables import read_counts, table_exists
 from support.texts import fill_topic, make_lines
 
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 
 WORD_COUNT = "txstream.examples.word_count:topology"
 ID = "word-count"

@@ -24,7 +24,7 @@ from support.runs import SPARK_STARTS_SOONER
 from support.schema_registry import FakeRegistry
 from support.texts import make_lines
 
-from txstream.embedded import running
+from txstream.plugins.local.embedded import running
 
 SUPPORT = Path(__file__).parents[1] / "support"
 NURSERY, SPARKLESS = SUPPORT / "nursery.py", SUPPORT / "sparkless.py"

@@ -26,8 +26,8 @@ from support.spark_standalone import SparkStandalone
 
 from chaos.faults import FREEZE, SERVERS, SESSION_SECONDS, Fault
 from txstream.cli.run import OWNER_VARIABLE
-from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services
-from txstream.embedded.process import ProcessIdentity
+from txstream.plugins.local.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services
+from txstream.plugins.local.embedded.process import ProcessIdentity
 
 _STOP_SECONDS = 60.0
 _CONF = (  # two cores of the four, because a frozen driver keeps its own two

@@ -12,7 +12,7 @@ from support.kafka_topics import Topics
 from support.runs import Launcher
 from support.tables import read_rows
 
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 
 
 @pytest.mark.soak

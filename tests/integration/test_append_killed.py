@@ -12,7 +12,7 @@ from postgres import PostgresServer
 from support.appended import fill, kill_and_finish, produced
 from support.runs import Launcher
 
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 
 
 @pytest.mark.parametrize("semantics", ["opaque", "transactional"])

@@ -11,7 +11,7 @@ from mysql_servers import MySQLFamilyServer
 from support.appended import fill, kill_and_finish, produced
 from support.runs import Launcher
 
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 
 
 @pytest.mark.parametrize("semantics", ["opaque"])

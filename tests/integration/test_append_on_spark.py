@@ -15,7 +15,7 @@ from support.kafka_topics import wait_until
 from support.runs import Launcher
 from support.spark_standalone import SparkStandalone
 
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 
 MODULE = """
 from txstream import KafkaSource, SqlAppendBolt, SqlTable, TransactionalTopologyBuilder

@@ -21,7 +21,7 @@ from support.tables import read_counts, read_rows, table_exists
 from support.texts import create_topic, fill_topic, make_lines, produce
 
 import txstream
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 from txstream.testing import InProcessRunner
 from txstream.zookeeper import ROOT
 

@@ -10,7 +10,7 @@ from support.kafka_topics import wait_until
 from support.runs import Launcher
 from support.texts import create_topic, make_lines, produce
 
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 
 MODULE = """
 import pathlib

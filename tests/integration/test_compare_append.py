@@ -12,7 +12,7 @@ import pytest
 from support.appended import ORDERS, fill, produced
 from support.runs import Launcher
 
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 
 ROWS = "orders (rows)"
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from support.runs import Launcher
 from support.texts import produce
 
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 
 _SUMS = """
 from txstream import (

@@ -10,7 +10,7 @@ from kafka import KafkaAdminClient
 from support.runs import Launcher
 from support.texts import produce
 
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 from txstream.zookeeper import ZooKeeper
 
 EXACT = {"exact": True, "wrong_rows": 0}

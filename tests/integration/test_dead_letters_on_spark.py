@@ -22,7 +22,7 @@ import txstream
 from txstream import Count, DeadLetters, KafkaSource, OpaqueSpout, SqlState, SqlStateBolt, Topology
 from txstream.api.bolts import BasicBolt, DataFrameBolt
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlalchemy as sa
 from mysql_servers import MariaDBServer
 
-from txstream.doctor.checks import Check
-from txstream.doctor.clocks import Clocks
-from txstream.doctor.database_check import look_at_database
+from txstream.plugins.doctor.checks import Check
+from txstream.plugins.doctor.clocks import Clocks
+from txstream.plugins.doctor.database_check import look_at_database
 from txstream.settings import Settings
 from txstream.state import open_sql_database
 

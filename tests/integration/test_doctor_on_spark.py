@@ -16,8 +16,8 @@ from support.runs import Launcher
 from support.spark_standalone import SparkStandalone
 
 from other_pythons import find, supported
-from txstream.doctor.checks import Check
-from txstream.embedded import Services
+from txstream.plugins.doctor.checks import Check
+from txstream.plugins.local.embedded import Services
 
 NOBODY = "127.0.0.1:1"
 DATABASE = f"postgresql://me:hush-hush@{NOBODY}/results"
@@ -83,7 +83,7 @@ EXAMINE = """
 import json, sys
 from dataclasses import asdict
 
-from txstream.doctor.examination import Examination
+from txstream.plugins.doctor.examination import Examination
 from txstream.settings import Settings
 
 settings, seconds, conf = json.loads(sys.argv[1])

@@ -24,10 +24,10 @@ from txstream import (
     SqlStateBolt,
     TransactionalTopologyBuilder,
 )
-from txstream.doctor.checks import Check
-from txstream.doctor.examination import Examination
-from txstream.embedded import Services
 from txstream.examples.word_count import topology
+from txstream.plugins.doctor.checks import Check
+from txstream.plugins.doctor.examination import Examination
+from txstream.plugins.local.embedded import Services
 from txstream.settings import Settings
 from txstream.state import open_sql_database
 

@@ -20,7 +20,7 @@ from support.runs import Launcher
 from support.tables import read_counts
 from support.texts import fill_topic, make_lines
 
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 
 # Each run is killed at the next point, and the run after it goes on from there. Together the two semantics
 # cross every point, and both cross the one at which they differ; a soak takes both through all points.

@@ -13,15 +13,15 @@ import pytest
 from rich.console import Console
 
 from txstream.core.errors import ServiceUnavailableError
-from txstream.embedded import EmbeddedKafka
-from txstream.embedded.jars import Jar, JarLock, kafka_classpath, read_lock
-from txstream.embedded.java import LOGGING_JARS
-from txstream.embedded.kafka import cluster_view
-from txstream.embedded.ports import HOST, free_port
 from txstream.engine.spark.java import spark_jars
+from txstream.plugins.local.embedded import EmbeddedKafka
+from txstream.plugins.local.embedded.jars import Jar, JarLock, kafka_classpath, read_lock
+from txstream.plugins.local.embedded.java import LOGGING_JARS
+from txstream.plugins.local.embedded.kafka import cluster_view
+from txstream.plugins.local.embedded.ports import HOST, free_port
 
 FETCH = (
-    "import sys; from pathlib import Path; from txstream.embedded.jars import kafka_classpath; "
+    "import sys; from pathlib import Path; from txstream.plugins.local.embedded.jars import kafka_classpath; "
     "kafka_classpath(cache_dir=Path(sys.argv[1]))"
 )
 

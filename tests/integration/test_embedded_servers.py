@@ -18,9 +18,9 @@ from kazoo.client import KazooClient
 
 from txstream.core.errors import ServiceUnavailableError
 from txstream.core.waits import wait_until
-from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, process
-from txstream.embedded.kafka import cluster_view
-from txstream.embedded.ports import HOST, is_free
+from txstream.plugins.local.embedded import EmbeddedKafka, EmbeddedZooKeeper, process
+from txstream.plugins.local.embedded.kafka import cluster_view
+from txstream.plugins.local.embedded.ports import HOST, is_free
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_a_server_that_cannot_start_is_told_with_log_and_reason(tmp_path: Path) 
 OWNER = """
 import sys
 from pathlib import Path
-from txstream.embedded import EmbeddedZooKeeper
+from txstream.plugins.local.embedded import EmbeddedZooKeeper
 with EmbeddedZooKeeper(Path(sys.argv[1])) as server:
     print(server.port, server.identity.pid, flush=True)
     sys.stdin.read()
@@ -254,7 +254,7 @@ def is_gone(pid: int) -> bool:
 FORKING_OWNER = """
 import os, sys, time
 from pathlib import Path
-from txstream.embedded import EmbeddedZooKeeper
+from txstream.plugins.local.embedded import EmbeddedZooKeeper
 server = EmbeddedZooKeeper(Path(sys.argv[1])).start()
 forked = os.fork()
 if forked == 0:

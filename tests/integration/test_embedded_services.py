@@ -21,12 +21,12 @@ from rich.console import Console
 
 from txstream.core.errors import ServiceUnavailableError
 from txstream.core.waits import wait_until
-from txstream.embedded import Services, down, embedded, process, running, up
-from txstream.embedded.kafka import cluster_view
-from txstream.embedded.ports import HOST, is_free
-from txstream.embedded.zookeeper import four_letter_word
+from txstream.plugins.local.embedded import Services, down, embedded, process, running, up
+from txstream.plugins.local.embedded.kafka import cluster_view
+from txstream.plugins.local.embedded.ports import HOST, is_free
+from txstream.plugins.local.embedded.zookeeper import four_letter_word
 
-UP = "import sys; from pathlib import Path; from txstream.embedded import up; up(Path(sys.argv[1]))"
+UP = "import pathlib, sys; from txstream.plugins.local.embedded import up; up(pathlib.Path(sys.argv[1]))"
 
 
 def produce(bootstrap: str, values: list[bytes]) -> None:
@@ -178,7 +178,7 @@ def test_what_a_killed_up_left_is_known_and_completed(data_dir: Path) -> None:
 OWNER = """
 import sys
 from pathlib import Path
-from txstream.embedded import embedded
+from txstream.plugins.local.embedded import embedded
 with embedded(Path(sys.argv[1]), brokers=2) as services:
     print(services.zookeeper, services.kafka, services.zookeeper_pid, *services.kafka_pids, flush=True)
     sys.stdin.read()

@@ -33,7 +33,7 @@ from txstream import (
     Tuple,
     custom,
 )
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 from txstream.testing import InProcessRunner
 
 PARTITIONS = 4

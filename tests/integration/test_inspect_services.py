@@ -24,8 +24,8 @@ from txstream import inspect
 from txstream.cli.main import main
 from txstream.core.fault_points import Point
 from txstream.core.transaction import Txid
-from txstream.embedded import Services
 from txstream.examples import word_count
+from txstream.plugins.local.embedded import Services
 from txstream.state import StateDatabase
 from txstream.testing import CrashError, InProcessRunner
 from txstream.zookeeper import Leadership, ZooKeeper

@@ -29,10 +29,10 @@ from txstream import (
     SqlStateBolt,
     TransactionalTopologyBuilder,
 )
-from txstream.doctor.checks import Check
-from txstream.doctor.examination import Examination
-from txstream.embedded import EmbeddedKafka
-from txstream.embedded.ports import HOST, free_port
+from txstream.plugins.doctor.checks import Check
+from txstream.plugins.doctor.examination import Examination
+from txstream.plugins.local.embedded import EmbeddedKafka
+from txstream.plugins.local.embedded.ports import HOST, free_port
 from txstream.settings import Settings
 
 PASSWORD = "correct-horse"

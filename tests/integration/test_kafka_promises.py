@@ -12,9 +12,9 @@ from support.kafka_topics import Topics
 from support.promises import SPOUT_KINDS
 
 from txstream.core.waits import wait_until
-from txstream.embedded import EmbeddedKafka, Services
+from txstream.plugins.local.embedded import EmbeddedKafka, Services
+from txstream.plugins.proof.spout_suite import Row, Rows, SpoutHarness, check_spout
 from txstream.spouts.kafka import KafkaSource
-from txstream.testing.spout import Row, Rows, SpoutHarness, check_spout
 
 OUTAGES = {
     "plans-around-an-outage",

@@ -17,9 +17,9 @@ from support.kafka_topics import Topics, wait_until
 from support.spouts import OpenSpout
 
 from txstream.core.errors import DataLostError, DecodeError, ServiceUnavailableError
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
+from txstream.plugins.tracked.kafka_queue import KafkaMessage, KafkaQueueSpout
 from txstream.spouts.kafka import KafkaSource
-from txstream.spouts.kafka.queue import KafkaMessage, KafkaQueueSpout
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ import sys, time
 sys.path[:0] = sys.argv[4:]
 from support.spouts import OpenSpout
 from txstream.spouts.kafka import KafkaSource
-from txstream.spouts.kafka.queue import KafkaQueueSpout
+from txstream.plugins.tracked.kafka_queue import KafkaQueueSpout
 
 address, topic, group = sys.argv[1:4]
 spout = KafkaQueueSpout(KafkaSource(topic, address), group=group, commit_seconds=0, session_timeout_seconds=6)

@@ -14,9 +14,9 @@ from support.kafka_topics import Topics, wait_until
 from support.schema_registry import register
 
 import txstream
-from txstream.embedded import Services
-from txstream.engine.local_runner import InProcessRunner
 from txstream.engine.run import RunningTopology
+from txstream.plugins.local.embedded import Services
+from txstream.plugins.local.local_runner import InProcessRunner
 
 PRODUCT = {"name": "product", "type": "string"}
 CENTS = {"name": "cents", "type": "long", "default": 1}

@@ -18,7 +18,7 @@ from support.kafka_topics import Topics, attempt, ranges, wait_until
 from txstream.api.spouts import SpoutContext, Unavailable
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.errors import DataLostError, ShortReadError
-from txstream.embedded import EmbeddedKafka
+from txstream.plugins.local.embedded import EmbeddedKafka
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 
 ATTEMPT = attempt()

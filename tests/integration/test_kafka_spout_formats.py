@@ -22,10 +22,10 @@ from txstream import KafkaSource, inspect
 from txstream.api.spouts import SpoutContext
 from txstream.core.dead_letters import DeadLetter
 from txstream.core.errors import DecodeError
-from txstream.embedded import Services
-from txstream.engine.local_runner import InProcessRunner
 from txstream.examples import avro_orders
 from txstream.examples.avro_orders import ORDER, encoded, orders
+from txstream.plugins.local.embedded import Services
+from txstream.plugins.local.local_runner import InProcessRunner
 from txstream.spouts.kafka import KafkaRange
 
 ORDER_FIELDS = [field["name"] for field in ORDER["fields"]]

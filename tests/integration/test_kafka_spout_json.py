@@ -16,8 +16,8 @@ from support.tables import read_rows
 import txstream
 from txstream.api.spouts import SpoutContext
 from txstream.core.errors import DataLostError, DecodeError
-from txstream.embedded import Services
-from txstream.engine.local_runner import InProcessRunner
+from txstream.plugins.local.embedded import Services
+from txstream.plugins.local.local_runner import InProcessRunner
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 
 SCHEMA = "user string, amount decimal(10,2), at timestamp"

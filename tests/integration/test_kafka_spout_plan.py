@@ -13,7 +13,7 @@ from support.kafka_topics import Topics, attempt, ranges, wait_until
 from txstream.api.spouts import SpoutContext, Unavailable
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.errors import DataLostError, ServiceUnavailableError, UsageError
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka.coordinator import KafkaPartitionCoordinator
 from txstream.spouts.kafka.fetch import RangeFetcher

@@ -14,7 +14,7 @@ from support.kafka_topics import Topics, attempt, wait_until
 
 from txstream.api.spouts import SpoutContext
 from txstream.core.errors import DataLostError, DecodeError, ShortReadError
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 from txstream.spouts.kafka import KafkaRange, KafkaSource, client as kafka_client
 from txstream.spouts.kafka.emitter import KafkaPartitionEmitter
 from txstream.spouts.kafka.fetch import RangeFetcher

@@ -13,8 +13,8 @@ from support.kafka_topics import Topics, attempt, ranges, wait_until
 
 from txstream.api.spouts import SpoutContext
 from txstream.core.errors import ServiceUnavailableError
-from txstream.embedded import EmbeddedKafka, find_java
-from txstream.embedded.ports import HOST, free_port
+from txstream.plugins.local.embedded import EmbeddedKafka, find_java
+from txstream.plugins.local.embedded.ports import HOST, free_port
 from txstream.spouts.kafka import KafkaSource
 
 PASSWORD = "correct-horse"

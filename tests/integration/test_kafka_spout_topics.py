@@ -23,8 +23,8 @@ from support.kafka_topics import Topics, ranges, wait_until
 from txstream.api.spouts import SpoutContext, Unavailable
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.errors import DataLostError, ServiceUnavailableError
-from txstream.embedded import EmbeddedKafka, Services
-from txstream.embedded.ports import HOST, free_port
+from txstream.plugins.local.embedded import EmbeddedKafka, Services
+from txstream.plugins.local.embedded.ports import HOST, free_port
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka.coordinator import KafkaPartitionCoordinator
 

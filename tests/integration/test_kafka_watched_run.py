@@ -22,7 +22,7 @@ from support.texts import fill_topic, make_lines, produce
 import txstream
 from txstream import CountBolt, KafkaSource, OpaqueSpout, SqlState, SqlStateBolt, Sum
 from txstream.core.errors import UsageError
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 from txstream.testing import InProcessRunner
 
 LINES = 400
@@ -134,9 +134,9 @@ def test_a_group_gets_the_committed_places_and_metrics_the_lag(
     pytest.importorskip("prometheus_client")
     from support.measured import samples, scrape
 
-    from txstream.metrics import exposition_of_ledgers
-    from txstream.metrics.of_run import RunMetrics
-    from txstream.metrics.server import served
+    from txstream.plugins.monitoring import exposition_of_ledgers
+    from txstream.plugins.monitoring.of_run import RunMetrics
+    from txstream.plugins.monitoring.server import served
 
     fill_topic(services.kafka, unique, make_lines(LINES), partitions=2)
     topology, settings = topology_of(unique), settings_of(services, sqlite_url, tmp_path)

@@ -24,7 +24,7 @@ from support.texts import create_topic
 from txstream.api.reducers import Put
 from txstream.api.state import SqlTable
 from txstream.core.semantics import Semantics
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 from txstream.state.records import TableSpec
 from txstream.state.sql.append_writer import AppendWriter
 from txstream.state.sql.urls import dialect_of

@@ -21,7 +21,7 @@ from support.runs import WORD_COUNT, Launcher, Outcome, RunningCommand
 from support.tables import read_counts
 from support.texts import count_words, create_topic, fill_topic, make_lines, produce
 
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 
 LINES = make_lines(4_000)
 SMALL_BATCHES = ["-p", "max_records_per_partition=200"]

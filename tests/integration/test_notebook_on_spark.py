@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "word_count.ipynb"
 WORDS = {"the": 4_500, "late": 500}

@@ -15,7 +15,7 @@ from support.tables import read_counts
 from support.texts import count_words, fill_topic, make_lines, produce
 
 from txstream.core.waits import wait_until
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 from txstream.zookeeper import Paths, ZooKeeper
 
 LINES = 60

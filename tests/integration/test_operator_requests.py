@@ -13,7 +13,7 @@ from unit.test_zookeeper_assignment import TestShown as TestShown
 from unit.test_zookeeper_requests import TestRequests as TestRequests
 
 from txstream.core.waits import wait_until
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 from txstream.zookeeper import Kind, Leadership, ProgressStore, ZooKeeper
 
 

@@ -17,14 +17,14 @@ from support.tables import read_counts
 from support.texts import count_words, create_topic, fill_topic, make_lines, produce
 
 import txstream
-from txstream.cli.outage import Outage, outage_topology
 from txstream.core.fault_points import Point
 from txstream.core.transaction import Txid
-from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.examples import word_count
 from txstream.inspect.databases import open_zookeeper
 from txstream.inspect.plain_metas import PlainCodec
+from txstream.plugins.local.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services
+from txstream.plugins.local.outage import Outage, outage_topology
 from txstream.testing import InProcessRunner
 from txstream.zookeeper import ZooKeeperProgress
 

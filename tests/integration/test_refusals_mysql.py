@@ -18,6 +18,7 @@ from support.tables import execute
 from txstream.api.reducers import Put
 from txstream.core.errors import ServiceUnavailableError, StateTableError, StateValueError
 from txstream.core.semantics import Semantics
+from txstream.plugins.mysql.column_types import collation
 from txstream.state import (
     AnswerLostError,
     StateDatabase,
@@ -25,7 +26,6 @@ from txstream.state import (
     open_sql_database,
     place_of,
 )
-from txstream.state.sql.mysql_types import collation
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -15,10 +15,10 @@ from support.texts import fill_topic, make_lines
 
 import txstream
 from txstream import inspect
-from txstream.embedded import Services
 from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.examples import word_count
-from txstream.inspect import dry_runs as dry
+from txstream.plugins.audit import dry_runs as dry
+from txstream.plugins.local.embedded import Services
 from txstream.testing import InProcessRunner
 from txstream.zookeeper import ZooKeeper
 

@@ -12,7 +12,7 @@ from support.tables import read_counts
 from support.texts import fill_topic, make_lines, produce
 
 from txstream.core.waits import wait_until
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 from txstream.zookeeper import Paths, ZooKeeper
 
 # Enough for a batch that is worth two Spark tasks.

@@ -21,8 +21,8 @@ from support.schema_registry import FakeRegistry
 
 from txstream.api.spouts import SpoutContext
 from txstream.core.errors import SchemaError, ServiceUnavailableError, TopologyError, UsageError
+from txstream.plugins.formats.schema_registry import SchemaRegistry
 from txstream.spouts.formats.json_values import BadValueError
-from txstream.spouts.formats.schema_registry import SchemaRegistry
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka.columns import readers
 

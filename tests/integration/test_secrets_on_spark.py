@@ -17,7 +17,7 @@ from support.spark_standalone import SparkStandalone
 from support.tables import read_counts
 from support.texts import count_words, create_topic, make_lines, produce
 
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 
 SECRET = "h0rse/b@ttery"
 MODULE = """

@@ -14,7 +14,7 @@ from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.engine.spark.session import create_context
 from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.examples import batch_spout
-from txstream.spouts.files import FileSpout
+from txstream.plugins.files import FileSpout
 from txstream.spouts.memory import MemorySpout
 from txstream.spouts.memory.failure_markers import Crash, Fail
 from txstream.spouts.rate import RateSpout

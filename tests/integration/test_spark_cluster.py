@@ -23,7 +23,7 @@ from support.spark_standalone import SparkStandalone
 from support.tables import read_counts, table_exists
 from support.texts import count_words, create_topic, make_lines, produce
 
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 
 USER_MODULE = """
 import os

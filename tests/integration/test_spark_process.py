@@ -16,7 +16,7 @@ from support.runs import Launcher, RunningCommand, has_ended, java_of
 from support.tables import read_counts
 from support.texts import create_topic, produce
 
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 
 # The bolt notes that it is there and waits; with `kill` it ends Java instead, the first time it is called.
 # With `exhaust`, more memory is demanded of Java than it may have, while the bolt waits. With FREEZE=handed

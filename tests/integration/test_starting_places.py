@@ -16,7 +16,7 @@ from support.kafka_topics import Topics, wait_until
 from support.runs import Launcher, RunningCommand
 from support.tables import read_rows, table_exists
 
-from txstream.embedded import EmbeddedKafka, Services
+from txstream.plugins.local.embedded import EmbeddedKafka, Services
 
 MODULE = """
 import json

@@ -23,8 +23,8 @@ from support.tables import read_counts, read_rows
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Phase
 from txstream.core.fault_points import Point
-from txstream.embedded import Services
 from txstream.examples.storm_counts import FIELDS, graph
+from txstream.plugins.local.embedded import Services
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import AttemptState, TopologyTest
 

@@ -25,7 +25,7 @@ from support.runs import Launcher, RunningCommand, has_ended, java_of
 from support.tables import read_counts, read_rows
 from support.texts import count_words, create_topic, make_lines, produce
 
-from txstream.embedded import EmbeddedKafka, Services
+from txstream.plugins.local.embedded import EmbeddedKafka, Services
 
 SEED = int(os.environ.get("TXSTREAM_KILL_SEED", random.SystemRandom().randrange(1 << 32)))
 LINES = 800

@@ -9,7 +9,7 @@ from itertools import islice
 from kafka import KafkaConsumer
 from support.runs import Launcher
 
-from txstream.embedded import Services
+from txstream.plugins.local.embedded import Services
 
 
 def read(address: str, topic: str, records: int) -> list[tuple[int, bytes | None, bytes]]:

@@ -15,7 +15,7 @@ from support.kafka_topics import Topics, wait_until
 from support.runs import Launcher, Outcome, RunningCommand
 from support.tracked_files import MODULE
 
-from txstream.embedded import EmbeddedKafka
+from txstream.plugins.local.embedded import EmbeddedKafka
 from txstream.zookeeper import ROOT, Paths
 from txstream.zookeeper.requests import Asked
 

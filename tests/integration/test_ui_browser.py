@@ -30,12 +30,12 @@ from support.texts import fill_topic, make_lines
 from support.ui_site import Served, filled
 from support.zookeeper_proxy import Proxy
 
-from txstream.embedded import Services
 from txstream.inspect import standing
 from txstream.inspect.source import SourceNow
+from txstream.plugins.local.embedded import Services
+from txstream.plugins.web.app import make_app
+from txstream.plugins.web.site import Site
 from txstream.settings import Settings
-from txstream.ui.app import make_app
-from txstream.ui.site import Site
 from txstream.zookeeper import ZooKeeper
 
 SERIOUS = ("serious", "critical")

@@ -19,8 +19,8 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.cli.main import main
 from txstream.core.errors import IdentityMismatchError, SchemaRevisionError
-from txstream.embedded import Services
 from txstream.engine.loop import ledger_pruning as pruning
+from txstream.plugins.local.embedded import Services
 from txstream.spouts.memory import MemorySpout
 from txstream.state import open_database, open_sql_database
 from txstream.testing import InProcessRunner

@@ -15,10 +15,10 @@ from support.texts import fill_topic, make_lines
 
 import txstream
 from txstream.core.waits import wait_until
-from txstream.embedded import Services
 from txstream.engine.loop import operator_requests
 from txstream.engine.spark.session import RECIPE
 from txstream.examples import global_count, word_count
+from txstream.plugins.local.embedded import Services
 from txstream.testing import InProcessRunner
 from txstream.zookeeper import ZooKeeper
 

@@ -35,9 +35,9 @@ from txstream.core.errors import (
 )
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Epoch, Txid, attempt_id
-from txstream.embedded.zookeeper import EmbeddedZooKeeper
+from txstream.plugins.local.embedded.zookeeper import EmbeddedZooKeeper
+from txstream.plugins.proof.zookeeper_tree import MemoryProgress, MemoryTree
 from txstream.zookeeper import Identity, LostAnswerError, ProgressStore, StoredBatch, ZooKeeper
-from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 
 @pytest.fixture(scope="module")

@@ -32,13 +32,13 @@ from txstream import OpaqueSpout, SqlState, SqlStateBolt, TransactionalTopologyB
 from txstream.api.reducers import Count
 from txstream.cli.main import main
 from txstream.core.errors import ServiceUnavailableError, UsageError
-from txstream.doctor.checks import WrongError
-from txstream.doctor.clocks import Clocks
-from txstream.doctor.zookeeper_check import look_at_zookeeper
-from txstream.embedded import EmbeddedZooKeeper, find_java
-from txstream.embedded.ports import HOST, free_port
-from txstream.engine.local_runner import InProcessRunner
 from txstream.engine.run import start
+from txstream.plugins.doctor.checks import WrongError
+from txstream.plugins.doctor.clocks import Clocks
+from txstream.plugins.doctor.zookeeper_check import look_at_zookeeper
+from txstream.plugins.local.embedded import EmbeddedZooKeeper, find_java
+from txstream.plugins.local.embedded.ports import HOST, free_port
+from txstream.plugins.local.local_runner import InProcessRunner
 from txstream.settings import Settings
 from txstream.settings.zookeeper_access import ZooKeeperAccess
 from txstream.spouts.memory import MemorySpout

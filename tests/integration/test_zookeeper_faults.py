@@ -25,7 +25,7 @@ from txstream.core.semantics import Semantics
 from txstream.core.transaction import Epoch, Txid, attempt_id
 from txstream.core.waiting import WaitStoppedError
 from txstream.core.waits import wait_until
-from txstream.embedded.zookeeper import EmbeddedZooKeeper
+from txstream.plugins.local.embedded.zookeeper import EmbeddedZooKeeper
 from txstream.zookeeper import Identity, Leadership, ZooKeeper, ZooKeeperProgress
 
 SHORT_SECONDS = 1.5

@@ -17,13 +17,13 @@ from simulation.oracle import Oracle
 from simulation.releases import FIRST, SECOND, THIRD, Release, releases_of
 from txstream.api.topology import CommitChoice
 from txstream.core.semantics import Semantics
-from txstream.simulation.chances import Chances
-from txstream.simulation.driver import SimulatedDriver
-from txstream.simulation.program import Program
-from txstream.simulation.stores import Server
-from txstream.simulation.world import FAULTS, Tree, WrongResultError
-from txstream.state.store import layout
-from txstream.state.store.layout import Overlay
+from txstream.plugins.proof.simulation.chances import Chances
+from txstream.plugins.proof.simulation.driver import SimulatedDriver
+from txstream.plugins.proof.simulation.program import Program
+from txstream.plugins.proof.simulation.stores import Server
+from txstream.plugins.proof.simulation.world import FAULTS, Tree, WrongResultError
+from txstream.plugins.proof.stores import layout
+from txstream.plugins.proof.stores.layout import Overlay
 from txstream.zookeeper.paths import ROOT, Paths
 from txstream.zookeeper.tree import Operation
 

@@ -8,6 +8,7 @@ from simulation.releases import FIRST, Release
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import (
     CorruptStateError,
+    CrashError,
     FencedError,
     IdentityMismatchError,
     ProgressMismatchError,
@@ -17,15 +18,14 @@ from txstream.core.errors import (
 )
 from txstream.core.ledger_retention import Keep
 from txstream.core.transaction import FIRST_TXID
-from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.ledger_pruning import LedgerPruner
 from txstream.engine.start.takeover import Takeover
 from txstream.inspect.databases import databases_of
-from txstream.inspect.recover_from_ledgers import recover_in
-from txstream.simulation.driver import Actor, Progress, SimulatedDriver, UnexplainedError
-from txstream.simulation.program import Program
-from txstream.simulation.world import WrongResultError
+from txstream.plugins.audit.recover_from_ledgers import recover_in
+from txstream.plugins.proof.simulation.driver import Actor, Progress, SimulatedDriver, UnexplainedError
+from txstream.plugins.proof.simulation.program import Program
+from txstream.plugins.proof.simulation.world import WrongResultError
 from txstream.state import StateBackend
 from txstream.zookeeper import ProgressStore
 

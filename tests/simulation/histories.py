@@ -15,13 +15,13 @@ from unittest import mock
 from guards.patch import Patch, in_force
 from simulation.releases import still
 from txstream.core.semantics import Semantics
-from txstream.simulation.chances import Chances
-from txstream.simulation.program import Program
-from txstream.simulation.truth import Truth
-from txstream.simulation.world import FAULTS, World, truth_of
+from txstream.plugins.proof.simulation.chances import Chances
+from txstream.plugins.proof.simulation.program import Program
+from txstream.plugins.proof.simulation.truth import Truth
+from txstream.plugins.proof.simulation.world import FAULTS, World, truth_of
+from txstream.plugins.proof.stores import layout
+from txstream.plugins.proof.stores.layout import Spaces
 from txstream.state.records import COMMITTED
-from txstream.state.store import layout
-from txstream.state.store.layout import Spaces
 
 AnyWorld = TypeVar("AnyWorld", bound="MutableWorld")
 

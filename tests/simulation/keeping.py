@@ -29,10 +29,10 @@ from txstream import (
     TransactionalTopologyBuilder,
 )
 from txstream.core.semantics import Semantics
-from txstream.simulation.chances import Chances
-from txstream.simulation.driver import SimulatedDriver
-from txstream.simulation.program import Program
-from txstream.simulation.world import FAULTS, WrongResultError
+from txstream.plugins.proof.simulation.chances import Chances
+from txstream.plugins.proof.simulation.driver import SimulatedDriver
+from txstream.plugins.proof.simulation.program import Program
+from txstream.plugins.proof.simulation.world import FAULTS, WrongResultError
 from txstream.state.dead_letters import DEAD
 from txstream.state.records import COMMITTED
 from txstream.zookeeper import Kind, OperatorRequests

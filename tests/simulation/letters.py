@@ -36,29 +36,29 @@ from txstream import (
 )
 from txstream.api.stable_hash import task_of
 from txstream.core.batch_metas import BatchMetas
-from txstream.core.errors import StateValueError
+from txstream.core.errors import CrashError, StateValueError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch import record_search
 from txstream.engine.batch.execution_plan import ExecutionPlan
-from txstream.engine.batch.executor_failures import CrashError, Failure
+from txstream.engine.batch.executor_failures import Failure
 from txstream.engine.batch.messages import WorkOrder
 from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.batch.sought import Sought
 from txstream.engine.loop.event_loop import EventLoop
-from txstream.simulation.chances import Chances
-from txstream.simulation.driver import SimulatedDriver
-from txstream.simulation.program import Program
-from txstream.simulation.stores import Server
-from txstream.simulation.tasks import Runner
-from txstream.simulation.truth import Truth
-from txstream.simulation.world import FAULTS, ON_SQLITE, WrongResultError
+from txstream.plugins.proof.simulation.chances import Chances
+from txstream.plugins.proof.simulation.driver import SimulatedDriver
+from txstream.plugins.proof.simulation.program import Program
+from txstream.plugins.proof.simulation.stores import Server
+from txstream.plugins.proof.simulation.tasks import Runner
+from txstream.plugins.proof.simulation.truth import Truth
+from txstream.plugins.proof.simulation.world import FAULTS, ON_SQLITE, WrongResultError
+from txstream.plugins.proof.stores import layout
+from txstream.plugins.proof.stores.merging import Key
 from txstream.state import StateBackend
 from txstream.state.dead_letters import DEAD, StoredDeadLetter, retried_in
 from txstream.state.records import COMMITTED
-from txstream.state.store import layout
-from txstream.state.store.merging import Key
 from txstream.zookeeper import Kind, OperatorRequests
 from txstream.zookeeper.paths import ROOT, Paths
 

@@ -13,10 +13,10 @@ from typing import Any
 from simulation.releases import DEFAULT, ROWS
 from txstream.core.batch_metas import BatchMetas, MetaCodec
 from txstream.core.transaction import FIRST_TXID, AttemptId, Txid
-from txstream.simulation.world import Tree, WrongResultError
+from txstream.plugins.proof.simulation.world import Tree, WrongResultError
+from txstream.plugins.proof.stores import layout
+from txstream.plugins.proof.stores.layout import Overlay
 from txstream.state.declarations import Owner, declared_spec
-from txstream.state.store import layout
-from txstream.state.store.layout import Overlay
 from txstream.zookeeper import Identity
 from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.znode_values import StoredBatch, StoredCurrent

@@ -17,7 +17,7 @@ from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
 from txstream.core.semantics import Semantics
-from txstream.simulation.program import Program
+from txstream.plugins.proof.simulation.program import Program
 from txstream.spouts.memory import MemorySpout
 
 DEFAULT = 1000

@@ -11,9 +11,9 @@ from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlTable
 from txstream.api.topology import Topology
 from txstream.bolts.append import SqlAppendBolt
-from txstream.simulation.program import Program
-from txstream.simulation.schedules import Schedule, outcome
-from txstream.simulation.world import truth_of
+from txstream.plugins.proof.simulation.program import Program
+from txstream.plugins.proof.simulation.schedules import Schedule, outcome
+from txstream.plugins.proof.simulation.world import truth_of
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import simulate
 

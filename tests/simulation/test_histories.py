@@ -14,7 +14,7 @@ from guards import GUARDS
 from simulation.histories import SOAK_SEEDS, Rules, simulate, world_of
 from txstream.core.errors import CorruptStateError, ProgressMismatchError
 from txstream.core.semantics import Semantics
-from txstream.simulation.world import FAULTS, World, WrongResultError
+from txstream.plugins.proof.simulation.world import FAULTS, World, WrongResultError
 from txstream.zookeeper.tree import Node
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL

@@ -6,7 +6,7 @@ import pytest
 
 from guards import GUARDS, Guard, Hunt
 from simulation.histories import SOAK_SEEDS, Rules, simulate
-from txstream.simulation.world import FAULTS
+from txstream.plugins.proof.simulation.world import FAULTS
 
 pytestmark = pytest.mark.soak
 

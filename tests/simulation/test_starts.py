@@ -13,7 +13,7 @@ import pytest
 from simulation.histories import MutableWorld, simulate
 from simulation.releases import ROWS
 from txstream.core.semantics import Semantics
-from txstream.simulation.world import FAULTS
+from txstream.plugins.proof.simulation.world import FAULTS
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 SEEDS = 15

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import txstream.testing.driver
+import txstream.plugins.testing.driver
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
@@ -123,7 +123,7 @@ def watch_shares(monkeypatch: pytest.MonkeyPatch) -> Shares:
                 return super().write_share(message)
             return shares.write(super().write_share, message)
 
-    monkeypatch.setattr(txstream.testing.driver, "InProcessRunner", Watched)
+    monkeypatch.setattr(txstream.plugins.testing.driver, "InProcessRunner", Watched)
     return shares
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import txstream.testing.driver
+import txstream.plugins.testing.driver
 from txstream.api.bolts import Committer, OutputCollector, TopologyContext
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.reducers import Count, Sum
@@ -148,7 +148,7 @@ class Custody:
 def watch_runners(monkeypatch: pytest.MonkeyPatch) -> Custody:
     """Record what every runner does that a TopologyTest makes from now on."""
     custody = Custody()
-    monkeypatch.setattr(txstream.testing.driver, "InProcessRunner", custody.runner)
+    monkeypatch.setattr(txstream.plugins.testing.driver, "InProcessRunner", custody.runner)
     return custody
 
 

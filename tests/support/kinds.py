@@ -12,8 +12,8 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from txstream.api.schema import parse_schema
-from txstream.testing.state import column_types
-from txstream.testing.state.column_types import scaled
+from txstream.plugins.proof.state_suite import column_types
+from txstream.plugins.proof.state_suite.column_types import scaled
 
 
 @dataclass(frozen=True)

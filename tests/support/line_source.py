@@ -22,7 +22,7 @@ from txstream.api.spouts import (
 )
 from txstream.core.errors import DataLostError, PartitionUnavailableError
 from txstream.core.transaction import TransactionAttempt
-from txstream.testing.spout import Row, Rows, SpoutHarness
+from txstream.plugins.proof.spout_suite import Row, Rows, SpoutHarness
 
 
 class LineLog:

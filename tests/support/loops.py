@@ -24,12 +24,12 @@ from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.loop.workers import Clock, Event, ThreadWorkers
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver, RunnerFactory
+from txstream.plugins.proof.stores.memory import MemoryBackend
+from txstream.plugins.proof.zookeeper_tree import MemoryTree
+from txstream.plugins.testing.services import MemoryServices
 from txstream.state import Commit, StateBackend, TopologyStates
-from txstream.state.store.memory import MemoryBackend
 from txstream.testing import InProcessRunner
-from txstream.testing.services import MemoryServices
 from txstream.zookeeper import Requests
-from txstream.zookeeper.memory import MemoryTree
 
 DEADLINE_SECONDS = 60.0
 TOPOLOGY = "word-count"

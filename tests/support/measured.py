@@ -16,18 +16,18 @@ from support.kafka_topics import wait_until
 from txstream import CountBolt, OpaqueSpout, SqlStateBolt, Sum, TransactionalTopologyBuilder
 from txstream.api.bolts import BasicBolt
 from txstream.api.topology import Topology
-from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.loop.open_batches import Watcher, Watchers
 from txstream.engine.loop.workers import ThreadWorkers
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver, Tier
-from txstream.engine.tracked.tier import TrackedTier
-from txstream.metrics.of_run import RunMetrics
-from txstream.metrics.server import served
+from txstream.plugins.monitoring.of_run import RunMetrics
+from txstream.plugins.monitoring.server import served
+from txstream.plugins.proof.zookeeper_tree import MemoryTree
+from txstream.plugins.testing.services import MemoryServices
+from txstream.plugins.tracked.builder import TrackedTopology
+from txstream.plugins.tracked.tier import TrackedTier
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import InProcessRunner
-from txstream.testing.services import MemoryServices
-from txstream.zookeeper.memory import MemoryTree
 
 Samples = dict[tuple[str, ...], float]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from support.zookeeper_backends import CODEC, IDENTITY
 from txstream.core.transaction import Epoch
+from txstream.plugins.proof.zookeeper_tree import MemoryProgress, MemoryTree
 from txstream.settings import Settings
 from txstream.zookeeper import ROOT, Paths, ZooKeeper
 from txstream.zookeeper.candidates import candidate_data
-from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 
 class MemoryZooKeeper(ZooKeeper):

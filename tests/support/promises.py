@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from txstream.testing.spout import every_row_once, outages, planning, reading, source, spout_checks
-from txstream.testing.state import (
+from txstream.plugins.proof.spout_suite import (
+    every_row_once,
+    outages,
+    planning,
+    reading,
+    source,
+    spout_checks,
+)
+from txstream.plugins.proof.state_suite import (
     column_types,
     commits,
     fence,

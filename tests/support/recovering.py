@@ -21,14 +21,14 @@ from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.transaction import AttemptId
-from txstream.inspect.fsck_run import fsck_in
 from txstream.inspect.records import FsckReport, Recovery
-from txstream.inspect.recover_from_ledgers import recover_in
+from txstream.plugins.audit.fsck_run import fsck_in
+from txstream.plugins.audit.recover_from_ledgers import recover_in
+from txstream.plugins.proof.zookeeper_tree import MemoryProgress, MemoryTree
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase, TopologyLife
 from txstream.testing import CrashError, TopologyTest
-from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 LINES = ["a b", "b", "c", "a", "d d", "a", "b c", "e", "a e", "c"]
 TRUTH = dict(Counter(" ".join(LINES).split()))

@@ -18,7 +18,7 @@ from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.core.dead_letters import DeadLetters
-from txstream.spouts.files import FileRange
+from txstream.plugins.files import FileRange
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.memory import MemorySpout
 from txstream.spouts.rate import RateRange

@@ -22,8 +22,8 @@ import psutil
 
 from support.kafka_topics import wait_until
 from support.nursery import Forked, nursery
-from txstream.embedded import Services
-from txstream.embedded.files import locked
+from txstream.plugins.local.embedded import Services
+from txstream.plugins.local.embedded.files import locked
 
 WORD_COUNT = "txstream.examples.word_count:topology"
 

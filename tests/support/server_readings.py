@@ -15,8 +15,8 @@ import txstream
 from support.states import Rig, word_table
 from txstream import inspect
 from txstream.core.transaction import Txid
+from txstream.plugins.audit.scratch_tables import refuse_scratch, write_scratch
 from txstream.state import StateDatabase
-from txstream.state.sql.scratch_tables import refuse_scratch, write_scratch
 
 
 class ServerReadings:

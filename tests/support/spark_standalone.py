@@ -20,9 +20,9 @@ from typing import Self
 import psutil
 
 from txstream.core.errors import ServiceUnavailableError, UsageError
-from txstream.embedded.ports import HOST, free_port, require_free
-from txstream.embedded.process import ServerProcess, stop_all
 from txstream.engine.spark.java import find_java, spark_home
+from txstream.plugins.local.embedded.ports import HOST, free_port, require_free
+from txstream.plugins.local.embedded.process import ServerProcess, stop_all
 
 READY_SECONDS = 60.0
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from txstream.api.spouts import SourceSpout
 from txstream.api.topology import CommitChoice, Phase, Topology
-from txstream.engine.batch.recorded_calls import Call
 from txstream.examples.storm_counts import FIELDS, graph
+from txstream.plugins.testing.recorded_calls import Call
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import Attempt, AttemptState, TopologyTest
 

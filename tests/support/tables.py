@@ -7,13 +7,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.sql import quoted_name
 
+from txstream.plugins.proof.stores import layout
+from txstream.plugins.proof.stores.backend import StoreBackend
+from txstream.plugins.proof.stores.merging import RowRules
 from txstream.state import open_database
 from txstream.state.declarations import declared_spec
 from txstream.state.registry import scheme_of
 from txstream.state.sql.urls import is_sql as is_sql_scheme
-from txstream.state.store import layout
-from txstream.state.store.backend import StoreBackend
-from txstream.state.store.merging import RowRules
 
 
 def is_sql(url: str) -> bool:

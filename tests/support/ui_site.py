@@ -15,12 +15,13 @@ from support.states import Rig, word_table
 from support.zookeeper_backends import metas
 from txstream.core.errors import ServiceUnavailableError
 from txstream.core.transaction import Txid, attempt_id
-from txstream.inspect import databases, fsck_run
+from txstream.inspect import databases
+from txstream.plugins.audit import fsck_run
+from txstream.plugins.web import site as site_module
+from txstream.plugins.web.app import make_app
+from txstream.plugins.web.site import Site
 from txstream.settings import Settings
 from txstream.state import open_database
-from txstream.ui import site as site_module
-from txstream.ui.app import make_app
-from txstream.ui.site import Site
 
 TXIDS = 30
 AWAY = "lines/1"

@@ -9,6 +9,7 @@ from typing import Protocol
 from txstream.core.batch_metas import BatchMetas, MetaCodec
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import AttemptId, Epoch, Txid
+from txstream.plugins.proof.zookeeper_tree import MemoryProgress, MemoryTree
 from txstream.zookeeper import (
     ROOT,
     Identity,
@@ -18,7 +19,6 @@ from txstream.zookeeper import (
     ZooKeeper,
     ZooKeeperProgress,
 )
-from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 Hook = Callable[[str, str], None]
 

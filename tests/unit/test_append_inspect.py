@@ -17,18 +17,18 @@ from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, Transactiona
 from txstream.api.state import SqlTable
 from txstream.api.topology import Topology
 from txstream.bolts.append import SqlAppendBolt
-from txstream.compare.report import columns_of, wrong_rows
-from txstream.compare.run import Outcome, _read
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.fault_points import Point
-from txstream.inspect.fsck_run import fsck_in
 from txstream.inspect.json_documents import flat_row
 from txstream.inspect.records import FsckReport
+from txstream.plugins.audit.fsck_run import fsck_in
+from txstream.plugins.compare.report import columns_of, wrong_rows
+from txstream.plugins.compare.run import Outcome, _read
+from txstream.plugins.proof.zookeeper_tree import MemoryProgress
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase, open_database
 from txstream.testing import TopologyTest
-from txstream.zookeeper.memory import MemoryProgress
 
 FIELDS = "topic string, partition int, offset bigint, customer string, amount bigint"
 ROWS = {

@@ -311,7 +311,7 @@ def test_a_drawing_is_the_same_bytes_in_another_process(
 
 @each("name", ["$x_1$ & <b>", 'a"--]]>', "größe 語", "esc\x1b\x00\ufffe\ud800", "x" * 300])
 def test_any_name_makes_a_readable_document(name: str) -> None:
-    from txstream.drawing.topology import draw_topology
+    from txstream.plugins.notebook.topology import draw_topology
 
     builder = declared("odd")
     builder.set_bolt(name, Passing()).shuffle_grouping("lines")
@@ -325,7 +325,7 @@ def test_any_name_makes_a_readable_document(name: str) -> None:
 
 
 def test_the_commit_phase_is_below_the_processing() -> None:
-    from txstream.drawing.topology import draw_topology
+    from txstream.plugins.notebook.topology import draw_topology
 
     svg = ElementTree.fromstring(draw_topology(eight_components()))
     height = {"".join(text.itertext()): float(text.get("y", "nan")) for text in svg.iter(f"{SVG}text")}

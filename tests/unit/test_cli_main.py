@@ -16,13 +16,13 @@ import pytest
 from support.lists import each
 from support.recovering import empty_database
 
-from txstream import embedded
 from txstream.cli import run as run_module
 from txstream.cli.logs import LibraryLog
 from txstream.cli.main import _flags_last, main, parser
 from txstream.core.errors import BoltError, FencedError, ServiceUnavailableError
 from txstream.engine.loop.report import RunReport
 from txstream.engine.spark import java
+from txstream.plugins.local import embedded
 
 WORD_COUNT = "txstream.examples.word_count:topology"
 
@@ -189,7 +189,8 @@ zookeeper.run_topology("words", driver=False)
 status.open_zookeeper = zookeeper.opened
 addresses = ["--zookeeper", "127.0.0.1:1", "--kafka", "127.0.0.1:1", "--database", sys.argv[1]]
 assert main(["status", "words", *addresses]) == 0
-heavy = {"pyspark", "pyarrow.compute", "alembic", "rich", "txstream.state.sql.writer", "txstream.state.store"}
+heavy = {"pyspark", "pyarrow.compute", "alembic", "rich"}
+heavy |= {"txstream.state.sql.writer", "txstream.plugins.proof.stores"}
 heavy |= {f"txstream.state.sql.{name}" for name in ("sqlite", "mysql", "postgresql")}
 heavy |= {f"sqlalchemy.dialects.{name}" for name in ("sqlite", "postgresql")}
 print(sorted(heavy & sys.modules.keys()))

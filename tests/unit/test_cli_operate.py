@@ -16,8 +16,8 @@ from txstream.cli import operate
 from txstream.cli.main import main
 from txstream.core.transaction import Txid
 from txstream.engine.loop.operator_changes import Steering
+from txstream.plugins.proof.zookeeper_tree import MemoryProgress
 from txstream.zookeeper import ROOT, Paths
-from txstream.zookeeper.memory import MemoryProgress
 
 ADDRESS = ["--zookeeper", "127.0.0.1:1"]
 

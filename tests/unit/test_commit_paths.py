@@ -28,7 +28,7 @@ from support.commit_paths import (
 from support.guide import DOCS
 from support.storm import states
 
-import txstream.testing.topology
+import txstream.plugins.testing.topology
 from txstream.api.bolts import BasicBolt, OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.reducers import Count
@@ -43,11 +43,11 @@ from txstream.core.fault_points import WRITE_POINTS, Point
 from txstream.core.transaction import Txid
 from txstream.engine.batch.shares import Message
 from txstream.engine.commit import committer as commit, state_targets as targets
+from txstream.plugins.proof.zookeeper_tree import MemoryTree
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase
 from txstream.testing import AttemptState, CrashError, NotReachedError, TopologyTest
 from txstream.zookeeper import ROOT, Paths
-from txstream.zookeeper.memory import MemoryTree
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 EACH_PATH = pytest.mark.parametrize("path", PATHS)
@@ -272,7 +272,7 @@ def test_a_plan_that_only_a_begun_commit_still_has_is_adopted(
 ) -> None:
     """ZooKeeper has lost the plan. The replay must hold the same words, though the source has more by now."""
     tree = MemoryTree()
-    monkeypatch.setattr(txstream.testing.topology, "MemoryTree", lambda: tree)
+    monkeypatch.setattr(txstream.plugins.testing.topology, "MemoryTree", lambda: tree)
     with TopologyTest(counting(source, TransactionalSpout, second=second, commit="executors")) as test:
         test.crash(at=at, txid=1)
         planned = test.attempts(1)[0].partitions

@@ -46,7 +46,7 @@ from txstream.core.errors import (
     TopologyError,
 )
 from txstream.core.fault_points import Point
-from txstream.engine.batch.recorded_calls import CallKind
+from txstream.plugins.testing.recorded_calls import CallKind
 from txstream.spouts.memory import MemorySpout
 from txstream.state import TopologyStates, open_database, place_of
 from txstream.testing import AttemptState, NotReachedError, TopologyTest

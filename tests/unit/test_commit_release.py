@@ -26,7 +26,7 @@ from txstream.bolts.sql import SqlStateBolt
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import BatchTimeoutError
 from txstream.core.fault_points import Point
-from txstream.engine.local_runner import InProcessRunner
+from txstream.plugins.local.local_runner import InProcessRunner
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import AttemptState, TopologyTest
 

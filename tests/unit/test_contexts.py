@@ -22,7 +22,7 @@ from txstream.core.batch_metas import BatchMetas
 from txstream.core.errors import BoltError, TopologyError
 from txstream.engine.batch import worker_process as process
 from txstream.engine.batch.worker_process import WorkerProcess, close_worker_process, worker_process
-from txstream.engine.local_runner import InProcessRunner
+from txstream.plugins.local.local_runner import InProcessRunner
 
 LINES = {"a": ["x", "y", "z"], "b": ["x"]}
 

@@ -13,8 +13,8 @@ from txstream.core.dead_letters import DeadLetter
 from txstream.core.fault_points import Point
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt
+from txstream.plugins.proof.stores.memory import forget
 from txstream.state.registry import open_database
-from txstream.state.store.memory import forget
 
 WHOLE = DeadLetter(
     "orders/3@0", "orders", 3, 0, 1_767_000_000_000, b"k", b"{", None, "parse", "ValueError", "no JSON", ""

@@ -31,7 +31,7 @@ from txstream.api.topology import Topology
 from txstream.cli.logs import JsonLines
 from txstream.cli.run import summary
 from txstream.engine.loop.report import RunReport
-from txstream.zookeeper.memory import MemoryTree
+from txstream.plugins.proof.zookeeper_tree import MemoryTree
 
 pytest.importorskip("prometheus_client")
 from support.measured import MeasuredRun

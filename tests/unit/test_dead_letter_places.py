@@ -23,8 +23,8 @@ from txstream import (
 from txstream.core.errors import TopologyError
 from txstream.core.fault_points import Point
 from txstream.engine.commit.state_targets import state_targets
+from txstream.plugins.proof.stores.memory import MemoryBackend
 from txstream.state import StateBackend, open_database
-from txstream.state.store.memory import MemoryBackend
 from txstream.testing import TopologyTest
 
 

@@ -17,8 +17,8 @@ from support.states import Rig, word_table
 from txstream.core.dead_letters import DeadLetter, LetterKey
 from txstream.core.errors import CorruptStateError, TxstreamError
 from txstream.core.transaction import TransactionAttempt, Txid
+from txstream.plugins.proof.stores.memory import forget
 from txstream.state.dead_letters import PLACE_LENGTH, place_of
-from txstream.state.store.memory import forget
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 LARGE = 3_000_000

@@ -13,8 +13,8 @@ from typing import Any
 from support.lists import each
 from support.pid_namespaces import in_another_pid_namespace
 
+from txstream.plugins.proof.zookeeper_tree import MemoryTree
 from txstream.zookeeper.candidates import DriverProcess, candidate_at, candidate_data, first_living
-from txstream.zookeeper.memory import MemoryTree
 
 FIRST, SECOND = (f"/leader/{letter * 32}-000000000{number}" for letter, number in (("a", 1), ("b", 2)))
 TELL = """

@@ -73,7 +73,7 @@ def test_exceptions_that_users_may_see_have_the_root() -> None:
     """Otherwise `except TxstreamError` would miss them. Those in `inside` never reach a user as they are."""
     inside = {
         "txstream.api.rows.UnfitValueError",
-        "txstream.doctor.checks.WrongError",  # becomes a line of what was checked
+        "txstream.plugins.doctor.checks.WrongError",  # becomes a line of what was checked
         "txstream.engine.states.state_cells.UnfitCellError",  # re-raised with its state, also by `run_bolt`
         "txstream.engine.batch.stage.TaskFailedError",
         "txstream.zookeeper.tree.LostAnswerError",

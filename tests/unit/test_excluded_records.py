@@ -14,7 +14,7 @@ from txstream.core.dead_letters import Excluded
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch.execution_plan import compile_topology
 from txstream.engine.batch.messages import WorkOrder
-from txstream.engine.local_runner import InProcessRunner
+from txstream.plugins.local.local_runner import InProcessRunner
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.memory import MemoryRange
 from txstream.testing import Fail

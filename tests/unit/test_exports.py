@@ -67,7 +67,7 @@ def test_importing_the_faults_loads_no_engine_on_spark() -> None:
     program = "import sys, txstream.cli.faults; print('pyspark' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
-    assert txstream.testing.InProcessRunner.__module__ == "txstream.engine.local_runner"
+    assert txstream.testing.InProcessRunner.__module__ == "txstream.plugins.local.local_runner"
 
 
 PROMISED = {

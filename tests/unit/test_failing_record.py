@@ -23,7 +23,7 @@ from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch.executor_failures import Failure, describe
 from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.letters.failing_record import SECONDS, Trials, name_record
-from txstream.spouts.files import FileRange
+from txstream.plugins.files import FileRange
 from txstream.spouts.memory import MemoryRange
 
 Find = Callable[[float], Sequence[FailingRecord]]

@@ -23,7 +23,7 @@ from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.errors import SchemaError, TopologyError, TxstreamError
-from txstream.engine.local_runner import InProcessRunner
+from txstream.plugins.local.local_runner import InProcessRunner
 
 LOG = MemoryLog({"a": ["the cat", "the dog"], "b": [""]})
 

@@ -19,6 +19,7 @@ from txstream.cli.parameters import keyword_arguments, spark_settings
 from txstream.core.errors import UsageError
 from txstream.engine.spark.java_process import without_secrets
 from txstream.inspect.databases import upgrade_remedy
+from txstream.plugins.web.comparing import Comparing
 from txstream.settings import Settings, to_environment
 from txstream.settings.given_secrets import (
     as_typed,
@@ -27,7 +28,6 @@ from txstream.settings.given_secrets import (
     with_variables,
     without_secrets as without_passwords,
 )
-from txstream.ui.comparing import Comparing
 
 HUSH = "postgresql://me:hush@127.0.0.1:1/x"
 TYPED = "'postgresql://me:${PASSWORD}@127.0.0.1:1/x'"

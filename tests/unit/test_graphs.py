@@ -26,7 +26,7 @@ from txstream.core.errors import ShortBatchError, TopologyError, TupleError, Txs
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.messages import Element, pack, unpack
 from txstream.engine.batch.runner_contract import BatchResult
-from txstream.engine.local_runner import InProcessRunner
+from txstream.plugins.local.local_runner import InProcessRunner
 
 WORDS = {"p0": [f"w{i % 13}" for i in range(60)], "p1": ["hot"] * 30 + ["cold"], "p2": ["w1", "w2"]}
 

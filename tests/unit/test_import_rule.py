@@ -1,6 +1,6 @@
-"""The dependency rule: the core imports no client library and none of the edges, the product does not import
-its tools for tests, no rooms of the engine import each other, and nothing imports the folders at the root by
-their bare names.
+"""The dependency rule: the core imports no client library and none of the edges, the kernel imports no
+plug-in, no plug-in another without saying so, no rooms import each other in a circle, and nothing imports the
+folders at the root by their bare names.
 
 A fresh interpreter imports the core and reports what came with it, so that an import three modules away
 counts too. The source is read as well, so that an import inside a function counts.
@@ -9,6 +9,7 @@ counts too. The source is read as well, so that an import inside a function coun
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -20,8 +21,26 @@ import pytest
 from support.lists import each
 
 from imports import imported_names, module_files
+from rooms import DOORS, KERNEL, arrows_of, floors_of, imports_between, product, room_of
 from tracked_wheel import INSTALLS_AS, ROOT, tracked_files
 
+NEEDS: Final[dict[str, set[str]]] = {
+    "audit": {"local"},  # batches run again without Spark
+    "compare": {"local", "notebook", "proof"},
+    "doctor": {"tracked"},
+    "files": set(),
+    "formats": set(),
+    "local": set(),
+    "monitoring": {"tracked"},
+    "mysql": set(),
+    "notebook": set(),
+    "proof": {"local"},  # the simulation's batches
+    "testing": {"local", "proof", "tracked"},
+    "tracked": set(),
+    "web": {"compare", "monitoring", "notebook"},
+}
+"""Which other plug-ins each plug-in imports."""
+MOST_KERNEL_LINES: Final = 30_000
 CLIENT_LIBRARIES: Final = (
     "pyspark",
     "py4j",
@@ -35,15 +54,13 @@ CLIENT_LIBRARIES: Final = (
 EDGES: Final = tuple(
     f"txstream.{name}"
     for name in (
-        *("engine", "state", "zookeeper", "cli", "web", "embedded", "simulation", "testing"),
+        *("engine", "state", "zookeeper", "cli", "testing"),
         *("spouts", "bolts", "examples", "migrations"),
+        *(f"plugins.{room}" for room in NEEDS if room != "tracked"),  # the acker's ledger is below it
     )
 )
 FORBIDDEN: Final = CLIENT_LIBRARIES + EDGES
-_SHELL: Final = tuple(
-    f"txstream.{name}"
-    for name in ("cli", "compare", "inspect", "metrics", "simulation", "testing", "examples")
-)
+_SHELL: Final = tuple(f"txstream.{name}" for name in ("cli", "inspect", "plugins", "testing", "examples"))
 # The packages above each one, which it may not import.
 UPPER: Final = {
     "state": (*_SHELL, "txstream.engine", "txstream.zookeeper", "txstream.spouts", "txstream.bolts"),
@@ -58,7 +75,7 @@ BY_ENTRY_POINTS: Final = {
         f"txstream.spouts.formats.{name}"
         for name in ("avro_", "protobuf_", "registered_", "schema_registry", "sliced_")
     ),
-    "MySQL and MariaDB": ("txstream.state.sql.mysql",),
+    "MySQL and MariaDB": ("txstream.plugins.mysql.dialect",),
 }
 BARE_NAMES: Final = frozenset(INSTALLS_AS) - {"txstream"}
 
@@ -99,12 +116,12 @@ def core_modules() -> dict[str, Path]:
     """Every module under the rule. The named ones are listed whether they exist or not: a core module that is
     renamed everywhere but here fails the test instead of dropping out of it."""
     core = module_files(ROOT / "txstream" / "api", "txstream.api")
-    for name in ("core", "acker"):
-        folder = ROOT / "txstream" / name
+    for name in ("core", "plugins/tracked/acker"):
+        module, folder = f"txstream.{name.replace('/', '.')}", ROOT / "txstream" / name
         if folder.is_dir():
-            core |= module_files(folder, f"txstream.{name}")
+            core |= module_files(folder, module)
         else:
-            core[f"txstream.{name}"] = folder.with_suffix(".py")
+            core[module] = folder.with_suffix(".py")
     return core
 
 
@@ -125,6 +142,15 @@ def probe(
     return answer
 
 
+@functools.cache
+def imports_found() -> list[tuple[PurePosixPath, int, PurePosixPath]]:
+    return imports_between(product())
+
+
+def is_plugin(path: PurePosixPath) -> bool:
+    return path.parts[:2] == ("txstream", "plugins") and len(path.parts) > 3
+
+
 def is_below(name: str, roots: tuple[str, ...]) -> bool:
     return any(name == root or name.startswith(f"{root}.") for root in roots)
 
@@ -142,7 +168,7 @@ def test_core_is_complete() -> None:
         "txstream.core.errors",
         "txstream.core.semantics",
         "txstream.core.transaction",
-        "txstream.acker.ledger",
+        "txstream.plugins.tracked.acker.ledger",
     } <= core.keys()
     assert not [name for name, path in core.items() if not path.is_file()], (
         "a module under the rule is missing"
@@ -208,37 +234,54 @@ def test_every_room_says_in_a_sentence_what_it_is_for() -> None:
     assert not silent
 
 
-def test_no_product_module_imports_testing() -> None:
-    """Not even for the type checker: what users test with may be removed, and the product still works."""
-    modules = module_files(ROOT / "txstream", "txstream")
-    for folder in sorted(BARE_NAMES):
-        modules |= module_files(ROOT / folder, f"txstream.{folder}")
-    testing = {name for name in modules if is_below(name, ("txstream.testing",))}
-    assert len(testing) > 10
+def test_the_kernel_imports_no_plug_in() -> None:
+    """Nor does anything else beside the plug-ins, not even in a function or for the type checker. What users
+    import from a door is in a plug-in, and is loaded when they ask for it."""
     wrong = [
-        f"{modules[name]}:{line}: {imported}"
-        for name in modules.keys() - testing
-        for line, imported in imported_names(modules[name].read_text(encoding="utf-8"), for_checkers=True)
-        if is_below(imported, ("txstream.testing",))
+        f"{path}:{line}: {target}"
+        for path, line, target in imports_found()
+        if not is_plugin(path) and is_plugin(target) and path not in DOORS
     ]
     assert not wrong
 
 
-@each("room", BY_ENTRY_POINTS)
-def test_only_entry_points_lead_to(room: str) -> None:
-    """Not even an import for the type checker does: the others work without it, and with a stranger's."""
-    modules = module_files(ROOT / "txstream", "txstream")
-    for folder in sorted(BARE_NAMES):
-        modules |= module_files(ROOT / folder, f"txstream.{folder}")
-    inside = {name for name in modules if name.startswith(BY_ENTRY_POINTS[room])}
-    assert len(inside) > 3
-    wrong = [
-        f"{modules[name]}:{line}: {imported}"
-        for name in modules.keys() - inside
-        for line, imported in imported_names(modules[name].read_text(encoding="utf-8"), for_checkers=True)
-        if imported.startswith(BY_ENTRY_POINTS[room])
-    ]
-    assert not wrong
+@each("door", sorted(DOORS - {PurePosixPath("txstream/__main__.py")}))
+def test_a_door_loads_nothing_before_it_is_asked(door: PurePosixPath) -> None:
+    imported = {name for _, name in imported_names((ROOT / door).read_text(encoding="utf-8"))}
+    assert imported <= {
+        "__future__.annotations",
+        "typing.TYPE_CHECKING",
+        "txstream.core.lazy_names.home_of",
+        "txstream.core.lazy_names.lazily",
+    }
+
+
+def test_a_plug_in_imports_no_other_without_saying_so() -> None:
+    found: dict[str, set[str]] = {room: set() for room in NEEDS}
+    for path, _, target in imports_found():
+        if is_plugin(path) and is_plugin(target) and path.parts[2] != target.parts[2]:
+            found[path.parts[2]].add(target.parts[2])
+    assert found == NEEDS
+
+
+@each("room", NEEDS)
+def test_a_plug_in_says_what_it_is_and_has_its_tests(room: str) -> None:
+    told = (ROOT / "txstream" / "plugins" / room / "README.md").read_text(encoding="utf-8").splitlines()
+    assert 8 <= len(told) <= 12
+    assert any((ROOT / "tests" / "plugins" / room).glob("test_*.py"))
+
+
+def test_the_kernel_stays_small_enough_to_be_read() -> None:
+    lines = sum(len(source.splitlines()) for path, source in product().items() if room_of(path) in KERNEL)
+    assert 20_000 < lines <= MOST_KERNEL_LINES
+
+
+def test_rooms_do_not_import_each_other_in_circles() -> None:
+    arrows = arrows_of(imports_found(), {room_of(path) for path in product()})
+    floors = floors_of(arrows)
+    assert len(floors) <= 27
+    assert max(floors.values()) <= 10
+    assert sum(map(len, arrows.values())) <= 130
 
 
 def test_rooms_of_the_engine_do_not_import_each_other_in_circles() -> None:

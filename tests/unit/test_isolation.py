@@ -39,7 +39,7 @@ from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.letters.isolation import Isolated, Isolation
 from txstream.engine.letters.rows import _headers
-from txstream.engine.local_runner import InProcessRunner
+from txstream.plugins.local.local_runner import InProcessRunner
 from txstream.spouts.memory import MemoryRange
 from txstream.state.registry import open_database
 from txstream.testing import ManualClock, TopologyTest

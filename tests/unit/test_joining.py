@@ -28,11 +28,11 @@ from txstream.core.errors import (
 from txstream.core.fault_points import Point
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import AttemptId, Epoch, Txid, attempt_id
+from txstream.plugins.proof.zookeeper_tree import MemoryProgress, MemoryTree
 from txstream.spouts.memory import MemoryRange, MemorySpout
 from txstream.state import BatchRecord, StateDatabase, TopologyStates, open_database
 from txstream.testing import CrashError, TopologyTest
 from txstream.zookeeper import Identity
-from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 EXAMPLE: dict[str, Any] = {
     "topology": "words",

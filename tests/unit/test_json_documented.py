@@ -16,18 +16,19 @@ from support.replays import run
 
 from txstream import BasicBolt, DeadLetters, MemorySpout, OutputCollector, Settings, Tuple
 from txstream.cli import failures_shown, status
-from txstream.cli.compare import Comparison, _tell
 from txstream.cli.context import Cli
 from txstream.cli.factory import load_topology
 from txstream.cli.main import main
-from txstream.compare.run import Outcome
-from txstream.compare.schedule import Fault, Injector
-from txstream.compare.timeline import Made, Timeline
 from txstream.core.failing_batch import FailingBatch, Wait
 from txstream.core.transaction import AttemptId, Epoch, TransactionAttempt, Txid, attempt_id
-from txstream.drawing.timeline import Fate
-from txstream.inspect import fsck_run, overview, source
+from txstream.inspect import overview, source
 from txstream.inspect.source import SourceNow
+from txstream.plugins.audit import fsck_run
+from txstream.plugins.compare.command import Comparison, _tell
+from txstream.plugins.compare.run import Outcome
+from txstream.plugins.compare.schedule import Fault, Injector
+from txstream.plugins.compare.timeline import Made, Timeline
+from txstream.plugins.notebook.timeline import Fate
 from txstream.zookeeper import FAILING, ROOT, WAITING, Paths
 from txstream.zookeeper.candidates import candidate_data
 from txstream.zookeeper.notes import Note
@@ -160,7 +161,7 @@ def test_the_documents_of_a_run_are_as_the_guide_says(
 
 CODE = """
 from support.replays import Changed, Words, topology
-from txstream.spouts.files import FileSpout
+from txstream.plugins.files import FileSpout
 
 def made(changed: bool = False):
     return topology(FileSpout("lines"), Changed if changed else Words)

@@ -33,10 +33,10 @@ from txstream.core.batch_metas import BatchMetas, MetaCodec
 from txstream.core.errors import LateRecordError, StateTableError, TopologyError
 from txstream.core.fault_points import Point
 from txstream.engine.commit.state_targets import state_targets
+from txstream.plugins.proof.stores.memory import MemoryBackend
 from txstream.spouts.memory import MemoryRange
 from txstream.state import open_database
 from txstream.state.sql import writer
-from txstream.state.store.memory import MemoryBackend
 from txstream.testing import ManualClock, TopologyTest
 from txstream.zookeeper import Kind
 

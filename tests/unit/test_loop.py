@@ -25,7 +25,7 @@ from txstream.core.fault_points import Point
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.core.waits import wait_until
 from txstream.engine.loop.workers import Lane
-from txstream.testing.clock import ManualClock
+from txstream.plugins.testing.clock import ManualClock
 from txstream.zookeeper import FAILING
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])

@@ -22,8 +22,8 @@ from txstream.core.fault_points import Point
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.core.waiting import RunAbortedError
 from txstream.core.waits import wait_until
+from txstream.plugins.proof.stores.memory import MemoryBackend
 from txstream.state import AnswerLostError, Commit
-from txstream.state.store.memory import MemoryBackend
 from txstream.testing import ManualClock
 from txstream.zookeeper import WAITING, LostAnswerError
 from txstream.zookeeper.paths import ROOT

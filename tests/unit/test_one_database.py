@@ -28,14 +28,14 @@ from txstream.engine.commit.state_targets import state_targets
 from txstream.engine.start.recovery import prove_distinct
 from txstream.engine.start.takeover import take_up
 from txstream.inspect.databases import open_databases, without_password
-from txstream.inspect.fsck_run import fsck_in
+from txstream.plugins.audit.fsck_run import fsck_in
+from txstream.plugins.proof.stores.memory import MemoryBackend, forget
+from txstream.plugins.proof.zookeeper_tree import MemoryProgress, MemoryTree
 from txstream.settings import Settings
 from txstream.spouts.memory import MemoryRange, MemorySpout
 from txstream.state import FenceRow, StateBackend, StateDatabase, open_database, place_of, registry
 from txstream.state.sql import urls
-from txstream.state.store.memory import MemoryBackend, forget
 from txstream.testing import TopologyTest
-from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from txstream.core.waiting import RunAbortedError, WaitStoppedError
 from txstream.core.waits import wait_until
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.loop.operator_requests import ASSIGNMENT_SECONDS
+from txstream.plugins.proof.zookeeper_tree import MemoryProgress
 from txstream.zookeeper import ASSIGNMENT, EDGES, ROOT, Answer, Kind, OperatorRequests, Paths, Requests
-from txstream.zookeeper.memory import MemoryProgress
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 PATHS = Paths(ROOT, TOPOLOGY)

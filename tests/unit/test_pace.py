@@ -16,8 +16,8 @@ from txstream.core.errors import BatchFailedError, TopologyError
 from txstream.core.transaction import Txid
 from txstream.engine.loop.pace import FLOOR_RECORDS, Pace
 from txstream.engine.loop.workers import MonotonicClock
+from txstream.plugins.testing.clock import ManualClock
 from txstream.spouts.memory import MemorySpout
-from txstream.testing.clock import ManualClock
 
 
 @dataclass

@@ -18,9 +18,9 @@ from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.core.ledger_retention import Keep
 from txstream.engine.loop import ledger_pruning as pruning
 from txstream.engine.loop.ledger_pruning import LedgerPruner
+from txstream.plugins.proof.stores import layout
 from txstream.settings import Settings
 from txstream.state.sql import framework_tables as framework
-from txstream.state.store import layout
 
 DEADLINE_SECONDS = 20.0
 

@@ -27,7 +27,7 @@ from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch import record_search
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.record_search import search_shares
-from txstream.engine.local_runner import InProcessRunner
+from txstream.plugins.local.local_runner import InProcessRunner
 from txstream.spouts.memory import MemoryRange
 
 ATTEMPT = TransactionAttempt(Txid(3), AttemptId(7))

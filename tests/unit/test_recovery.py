@@ -24,9 +24,9 @@ from txstream.engine.start.recovery import (
     recover,
     take_over,
 )
+from txstream.plugins.proof.zookeeper_tree import MemoryProgress, MemoryTree
 from txstream.state import BatchRecord, FenceLockedError, FenceRow
 from txstream.zookeeper import FORMAT, Identity, Progress, StoredBatch
-from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 BOTH = pytest.mark.parametrize("semantics", [OPAQUE, TRANSACTIONAL])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.lists import each
 
-from txstream import embedded
 from txstream.core.errors import UsageError
+from txstream.plugins.local import embedded
 from txstream.settings import SETTINGS_FILE, Settings
 
 NAMES = ("zookeeper", "kafka", "database", "master", "schema_registry", "schema_registry_ca")

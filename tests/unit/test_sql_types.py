@@ -22,10 +22,10 @@ from txstream.api.reducers import Count, Last, Max, Min, Put, Reducer, Sum, cust
 from txstream.core.errors import StateTableError, StateValueError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid
+from txstream.plugins.proof.state_suite.column_types import scaled
+from txstream.plugins.proof.state_suite.life import by_key, to_table
+from txstream.plugins.proof.stores.memory import forget
 from txstream.state import StateBackend, open_database
-from txstream.state.store.memory import forget
-from txstream.testing.state.column_types import scaled
-from txstream.testing.state.life import by_key, to_table
 
 NUMERIC = [kind for kind in KINDS if pa.types.is_integer(kind.arrow) or pa.types.is_decimal(kind.arrow)]
 _NUMBERS = st.one_of(st.none(), st.integers(-100, 100))

@@ -32,9 +32,9 @@ from txstream.core.semantics import Semantics
 from txstream.core.transaction import Epoch, TransactionAttempt, Txid, attempt_id
 from txstream.engine.commit.state_targets import StateTarget, state_targets
 from txstream.engine.start.takeover import Takeover, check_identity, take_up
+from txstream.plugins.proof.stores.memory import forget
+from txstream.plugins.proof.zookeeper_tree import MemoryProgress, MemoryTree
 from txstream.state import Commit, StateBackend, TableSpec, TopologyStates, fence_rules, open_database
-from txstream.state.store.memory import forget
-from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 SOURCE = MemorySource(MemoryLog({}), "word string, x bigint")
 NARROW = SqlState("counts", key="word string", value="n bigint")

@@ -29,10 +29,10 @@ from txstream.core.waiting import RunAbortedError
 from txstream.engine.loop.report import RunProgress
 from txstream.engine.start import run_services as module
 from txstream.engine.start.run_services import RunServices
+from txstream.plugins.testing.services import MemoryServices
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import TopologyTest
-from txstream.testing.services import MemoryServices
 
 
 class Engine:

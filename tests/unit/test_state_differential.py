@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from support.differential import play
 
+from txstream.plugins.proof.stores.memory import forget
 from txstream.state import StateBackend, open_database
-from txstream.state.store.memory import forget
 
 names = itertools.count()
 

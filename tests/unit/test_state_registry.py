@@ -21,12 +21,12 @@ from txstream.core import entry_points
 from txstream.core.errors import ServiceUnavailableError, TopologyError, UsageError
 from txstream.engine.commit.state_targets import state_targets
 from txstream.engine.start import run_services as services
+from txstream.plugins.proof.stores.memory import MemoryBackend, forget
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase, open_database, open_sql_database, place_of
 from txstream.state.sql import framework_tables
 from txstream.state.sql.sqlite import SQLiteDialect
-from txstream.state.store.memory import MemoryBackend, forget
 from txstream.testing import Point, TopologyTest
 
 

@@ -14,7 +14,7 @@ from txstream.api.spouts import TransactionalSpout
 from txstream.api.topology import Phase, Topology
 from txstream.api.tuples import Tuple
 from txstream.core.fault_points import Point
-from txstream.engine.batch.recorded_calls import CallKind
+from txstream.plugins.testing.recorded_calls import CallKind
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import AttemptState, TopologyTest
 

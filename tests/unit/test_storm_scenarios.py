@@ -29,8 +29,8 @@ from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.topology import Phase, Topology
 from txstream.core.fault_points import WRITE_POINTS, Point
-from txstream.engine.batch.recorded_calls import CallKind
 from txstream.examples.storm_counts import CountAllInCommit, CountByWord, topology
+from txstream.plugins.testing.recorded_calls import CallKind
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import AttemptState, NotReachedError, TopologyTest
 

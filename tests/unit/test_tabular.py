@@ -111,7 +111,7 @@ def test_a_report_is_plotted_with_its_lag() -> None:
 
 
 def test_without_matplotlib_a_plot_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "txstream.drawing.batches", None)
+    monkeypatch.setitem(sys.modules, "txstream.plugins.notebook.batches", None)
     with pytest.raises(ServiceUnavailableError, match=r"pip install 'txstream\[svg\]'"):
         BATCHES.plot()
 

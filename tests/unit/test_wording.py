@@ -6,7 +6,7 @@ from support.lists import each
 
 from txstream.cli.factory import _a
 from txstream.core.wording import a, counted
-from txstream.engine.tracked.report import TrackedReport
+from txstream.plugins.tracked.report import TrackedReport
 
 
 @each(

@@ -44,11 +44,11 @@ from txstream.core.errors import (
     TupleError,
 )
 from txstream.core.transaction import TransactionAttempt
-from txstream.engine.batch.recorded_calls import recorded
 from txstream.engine.run import start
 from txstream.engine.start.driver import Driver
+from txstream.plugins.testing.attempts import CallList
+from txstream.plugins.testing.recorded_calls import recorded
 from txstream.testing import InProcessRunner, TopologyTest, run_bolt
-from txstream.testing.attempts import CallList
 
 # --- errors ----------------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ from support.loops import DEADLINE_SECONDS, wait
 from txstream.core.errors import BatchFailedError
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.loop.workers import Lane, ThreadWorkers
+from txstream.plugins.testing.stepping import SteppedWorkers
 from txstream.spouts.memory.failure_markers import CrashError
 from txstream.testing import ManualClock
-from txstream.testing.stepping import SteppedWorkers
 
 ATTEMPT = TransactionAttempt(Txid(1), AttemptId(7))
 

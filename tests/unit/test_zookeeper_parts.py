@@ -25,10 +25,10 @@ from support.memory_zookeeper import MemoryZooKeeper
 
 from txstream.core.errors import LeaderExistsError, ServiceUnavailableError, UsageError
 from txstream.core.waiting import Waiting, WaitStoppedError
+from txstream.plugins.proof.zookeeper_tree import MemoryTree
 from txstream.zookeeper import Leadership, LostAnswerError, ZooKeeper
 from txstream.zookeeper.candidates import candidate_data, in_order
 from txstream.zookeeper.kazoo_tree import raise_refusal
-from txstream.zookeeper.memory import MemoryTree
 from txstream.zookeeper.tree import Check, Create, Delete, Node, Operation, Refusal, RefusedError, SetData
 
 OPERATIONS: list[Operation] = [Check("/epoch", 3), Create("/new", b"x"), Delete("/old", 0)]

@@ -10,7 +10,7 @@ from support.zookeeper_backends import CODEC, IDENTITY, InMemory, commit, leader
 
 from txstream.core.errors import CorruptStateError, FencedError
 from txstream.core.transaction import Epoch, Txid, attempt_id
-from txstream.zookeeper.memory import MemoryProgress, MemoryTree
+from txstream.plugins.proof.zookeeper_tree import MemoryProgress, MemoryTree
 from txstream.zookeeper.tree import Operation
 from txstream.zookeeper.znode_values import StoredBatch
 

@@ -17,8 +17,8 @@ from txstream.core.batch_metas import BatchMetas, MetaCodec
 from txstream.core.errors import FencedError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import AttemptId, Epoch, Txid, attempt_id, epoch_of
+from txstream.plugins.proof.zookeeper_tree import MemoryProgress, MemoryTree
 from txstream.zookeeper import Identity, LostAnswerError
-from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 
 BASE = "/txstream/topologies/sim"
 LAST_TXID = 6

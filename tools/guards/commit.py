@@ -17,7 +17,7 @@ from guards.hunt import (
 )
 from guards.patch import Patch
 from txstream.core.errors import CoordinatorError, ProgressMismatchError, TxidRegressionError
-from txstream.simulation.world import WrongResultError
+from txstream.plugins.proof.simulation.world import WrongResultError
 
 COMMIT = (
     Guard(
@@ -87,7 +87,7 @@ COMMIT = (
         sources.PROTOCOL,
         "if txid > FIRST_TXID and status != COMMITTED:",
         "if False:",
-        "tests/unit/test_recover.py::test_a_database_restored_beneath_a_running_driver",
+        "tests/plugins/audit/test_recover.py::test_a_database_restored_beneath_a_running_driver",
         promises=("a-gap-is-refused",),
         mutant="AGapIsBuiltUpon",
         does="A running driver goes on although a database was restored from an older copy.",
@@ -111,7 +111,7 @@ COMMIT = (
         "txstream/engine/commit/committer.py",
         "after=after,",
         "",
-        "tests/unit/test_recover.py::test_a_copy_of_another_attempt_is_not_built_upon",
+        "tests/plugins/audit/test_recover.py::test_a_copy_of_another_attempt_is_not_built_upon",
         promises=("a-gap-is-refused",),
         instead=(Patch(sources.PROTOCOL, "commit.after not in (None, by)", "False"),),
     ),
@@ -265,7 +265,7 @@ COMMIT = (
         hunts=(Hunt(WrongResultError, OPAQUE), Hunt(WrongResultError, TRANSACTIONAL)),
         instead=(
             Patch(
-                "txstream/simulation/world.py",
+                "txstream/plugins/proof/simulation/world.py",
                 "return all(task.is_done for task in tasks)",
                 "return not tasks or any(task.is_done for task in tasks)",
             ),

@@ -6,8 +6,8 @@ from guards import sources
 from guards.guard import Guard
 from guards.hunt import DYING, OPAQUE, TRANSACTIONAL, LetterHunt
 from txstream.core.errors import CorruptStateError, StateValueError
-from txstream.simulation.driver import UnexplainedError
-from txstream.simulation.world import WrongResultError
+from txstream.plugins.proof.simulation.driver import UnexplainedError
+from txstream.plugins.proof.simulation.world import WrongResultError
 
 _COMMIT = "            self._write_committed(here, commit, rows)\n            reached(Point.INSIDE_COMMIT)\n"
 _AFTERWARDS = (

@@ -7,7 +7,7 @@ from guards.guard import Guard
 from guards.hunt import OLD_LEADERS, OPAQUE, TRANSACTIONAL, ZOMBIES, Hunt
 from guards.patch import Patch
 from txstream.core.errors import CorruptStateError, TxidRegressionError
-from txstream.simulation.world import WrongResultError
+from txstream.plugins.proof.simulation.world import WrongResultError
 
 _FIRST_PLACES = "test_first_places_are_stored_and_committed_before_anything_behind_them_is_planned"
 
@@ -91,10 +91,10 @@ HOLES = (
     Guard(
         "hole 3",
         "ZooKeeper rebuilt: the list of states is read after the fences are raised",
-        "txstream/inspect/recover_from_ledgers.py",
+        "txstream/plugins/audit/recover_from_ledgers.py",
         "    snapshot, identity = look()\n    rebuilt",
         "    rebuilt",
-        "tests/unit/test_recover.py::test_a_state_that_joined_while_somebody_was_asked",
+        "tests/plugins/audit/test_recover.py::test_a_state_that_joined_while_somebody_was_asked",
     ),
     Guard(
         "hole 3",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from txstream.core.semantics import Semantics
-from txstream.simulation.world import WrongResultError
+from txstream.plugins.proof.simulation.world import WrongResultError
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from guards import proofs, sources
 from guards.guard import Guard
 from guards.hunt import OPAQUE, TRANSACTIONAL, KeepHunt
-from txstream.simulation.world import WrongResultError
+from txstream.plugins.proof.simulation.world import WrongResultError
 
 _RETENTION = "txstream/api/retention.py"
 _TESTS = "tests/unit/test_keep.py"

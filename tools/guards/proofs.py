@@ -1,6 +1,6 @@
 """The files of the tests that prove guards."""
 
-SQLITE_KEEPS = "tests/unit/test_state_promises.py::test_promises[sqlite-{}]"
+SQLITE_KEEPS = "tests/plugins/proof/test_state_promises.py::test_promises[sqlite-{}]"
 MEMORY_KEEPS = SQLITE_KEEPS.replace("sqlite", "memory")
 SQLITE_LOCKS = "tests/unit/test_sql_locks.py::TestLocks"
 POSTGRESQL_LOCKS = "tests/integration/test_locks_postgres.py::TestLocks"

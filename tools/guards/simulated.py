@@ -17,7 +17,7 @@ from guards.hunt import (
 )
 from guards.patch import Patch
 from txstream.core.errors import CorruptStateError, ProgressMismatchError
-from txstream.simulation.world import WrongResultError
+from txstream.plugins.proof.simulation.world import WrongResultError
 
 _LEDGER_ROW = "            here.write_batch(self._row(commit, COMMITTING, 0))\n"
 _UNDO = "            if written_before:\n                self._restore(here, attempt)\n"
@@ -200,7 +200,7 @@ SIMULATED = (
     Guard(
         "5.3",
         "a batch's rows are there once it is committed",
-        "txstream/simulation/stores.py",
+        "txstream/plugins/proof/simulation/stores.py",
         "            held.apply()\n",
         "            spaces = [space for space in held._changed if space.startswith('rows/')]\n"
         "            kept = {space: held._changed.pop(space) for space in spaces}\n"
@@ -211,14 +211,14 @@ SIMULATED = (
         hunts=(Hunt(WrongResultError, OPAQUE), Hunt(WrongResultError, TRANSACTIONAL, 2)),
         also=(
             Patch(
-                "txstream/simulation/stores.py",
+                "txstream/plugins/proof/simulation/stores.py",
                 "        alone, shared = transaction.alone, transaction.shared\n",
                 "        for space, rows in vars(self).pop('kept_back', {}).items():\n"
                 "            self.spaces.setdefault(space, {}).update(rows)\n"
                 "        alone, shared = transaction.alone, transaction.shared\n",
             ),
             Patch(
-                "txstream/simulation/world.py",
+                "txstream/plugins/proof/simulation/world.py",
                 "        if self.expected is not None:\n            found, expected, whose",
                 "        for server in self.servers:\n"
                 "            for space, rows in vars(server).pop('kept_back', {}).items():\n"
@@ -230,7 +230,7 @@ SIMULATED = (
     Guard(
         "hole 11",
         "where the log ended is stored before anything is read behind it",
-        "txstream/simulation/source.py",
+        "txstream/plugins/proof/simulation/source.py",
         "        world = self._driver.world\n        self._reach()\n",
         "        places = vars(self).setdefault('places', {})\n"
         "        for partition, end in self._log.ends.items() if not last else ():\n"

@@ -15,7 +15,7 @@ COORDINATOR = "txstream/core/coordinator.py"
 PROGRESS = "txstream/zookeeper/progress.py"
 FENCED = "txstream/zookeeper/fenced_tree.py"
 POSTGRESQL = "txstream/state/sql/postgresql.py"
-MYSQL = "txstream/state/sql/mysql.py"
+MYSQL = "txstream/plugins/mysql/dialect.py"
 SERVER = "txstream/state/sql/server_timeouts.py"
 SQLITE = "txstream/state/sql/sqlite.py"
 
@@ -25,8 +25,8 @@ RAISE_IN_COMMIT = "    " + RAISE
 HOLD = "            if self.life.is_fenced:\n                here.hold_fence(attempt.attempt)\n"
 
 # What stores in memory run, and so the simulation and the conformance suite.
-STORE = "txstream/state/store/backend.py"
-MERGING = "txstream/state/store/merging.py"
+STORE = "txstream/plugins/proof/stores/backend.py"
+MERGING = "txstream/plugins/proof/stores/merging.py"
 FENCE_RULES = "txstream/state/fence_rules.py"
 TAKEOVER = "txstream/engine/start/takeover.py"
 TRANSACTION = "txstream/core/transaction.py"

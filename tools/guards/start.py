@@ -19,7 +19,7 @@ from guards.hunt import (
 )
 from guards.patch import Patch
 from txstream.core.errors import ProgressMismatchError
-from txstream.simulation.world import WrongResultError
+from txstream.plugins.proof.simulation.world import WrongResultError
 
 START = (
     Guard(
@@ -250,7 +250,7 @@ START = (
         "txstream/state/sql/ledger.py",
         "    bound = min(max(bounds, default=0), last - 2, first + rows - 1)\n",
         "    bound = min(max(bounds, default=0), last - 1, first + rows - 1)\n",
-        "tests/unit/test_recover.py::test_a_pruned_ledger_is_enough[OpaqueSpout]",
+        "tests/plugins/audit/test_recover.py::test_a_pruned_ledger_is_enough[OpaqueSpout]",
         mutant="TheLastRowIsPruned",
         does="A new leader finds no batch where ZooKeeper has one.",
         promises=("pruning-keeps-the-end",),

@@ -6,7 +6,7 @@ from guards import proofs, sources
 from guards.guard import Guard
 from guards.hunt import TRANSACTIONAL, ZOMBIES, Hunt
 from guards.patch import Patch
-from txstream.simulation.world import WrongResultError
+from txstream.plugins.proof.simulation.world import WrongResultError
 
 VALUE_RULES = (
     Guard(

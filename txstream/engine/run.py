@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from txstream.api.topology import BATCHES, Topology
 from txstream.core.entry_points import TIERS, WATCHERS, every, load
-from txstream.core.errors import BoltError, CorruptStateError, TxstreamError, UsageError
+from txstream.core.errors import BoltError, CorruptStateError, CrashError, TxstreamError, UsageError
 from txstream.core.fault_points import PointListener, nobody_listens
 from txstream.core.tabular import html_table
 from txstream.core.waiting import RunAbortedError, WaitStoppedError
 from txstream.core.wording import counted
-from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.letters.retry_policy import WARM_UP_SECONDS
 from txstream.engine.loop.open_batches import Watcher, Watchers
 from txstream.engine.loop.planning import GATHER_SECONDS

@@ -13,7 +13,6 @@ from txstream.core.lazy_names import home_of, lazily
 
 if TYPE_CHECKING:
     from txstream.inspect.databases import UnknownTopologyError as UnknownTopologyError
-    from txstream.inspect.fsck_run import fsck as fsck
     from txstream.inspect.ledgers import (
         UnknownTxidError as UnknownTxidError,
         batch as batch,
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
     from txstream.inspect.overview import (
         status as status,
         topologies as topologies,
-    )
-    from txstream.inspect.provenance import (
-        Why as Why,
-        WhyPart as WhyPart,
-        why as why,
     )
     from txstream.inspect.records import (
         Batch as Batch,
@@ -49,27 +43,33 @@ if TYPE_CHECKING:
         TopologyStatus as TopologyStatus,
         TopologySummary as TopologySummary,
     )
-    from txstream.inspect.recover_from_ledgers import recover as recover
-    from txstream.inspect.replaying import (
-        BatchReplay as BatchReplay,
-        Replay as Replay,
-        ReplayChange as ReplayChange,
-        TableReplay as TableReplay,
-        replay as replay,
-    )
     from txstream.inspect.tables import (
         diff as diff,
         get as get,
         states as states,
         top as top,
     )
+    from txstream.plugins.audit.fsck_run import fsck as fsck
+    from txstream.plugins.audit.provenance import (
+        Why as Why,
+        WhyPart as WhyPart,
+        why as why,
+    )
+    from txstream.plugins.audit.recover_from_ledgers import recover as recover
+    from txstream.plugins.audit.replaying import (
+        BatchReplay as BatchReplay,
+        Replay as Replay,
+        ReplayChange as ReplayChange,
+        TableReplay as TableReplay,
+        replay as replay,
+    )
 
 _HOMES = {
     "txstream.inspect.left_out": ("dead_letters",),
-    "txstream.inspect.fsck_run": ("fsck",),
+    "txstream.plugins.audit.fsck_run": ("fsck",),
     "txstream.inspect.ledgers": ("UnknownTxidError", "batch", "batches"),
     "txstream.inspect.overview": ("status", "topologies"),
-    "txstream.inspect.recover_from_ledgers": ("recover",),
+    "txstream.plugins.audit.recover_from_ledgers": ("recover",),
     "txstream.inspect.records": (
         "Batch",
         "BatchDetails",
@@ -91,8 +91,8 @@ _HOMES = {
         "TopologySummary",
     ),
     "txstream.inspect.databases": ("UnknownTopologyError",),
-    "txstream.inspect.provenance": ("Why", "WhyPart", "why"),
-    "txstream.inspect.replaying": ("BatchReplay", "Replay", "ReplayChange", "TableReplay", "replay"),
+    "txstream.plugins.audit.provenance": ("Why", "WhyPart", "why"),
+    "txstream.plugins.audit.replaying": ("BatchReplay", "Replay", "ReplayChange", "TableReplay", "replay"),
     "txstream.inspect.tables": ("diff", "get", "states", "top"),
 }
 _HOME_OF = home_of(_HOMES)

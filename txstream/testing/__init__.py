@@ -15,33 +15,13 @@ from txstream.core.lazy_names import home_of, lazily
 
 if TYPE_CHECKING:
     from txstream.core.fault_points import Point as Point
-    from txstream.engine.batch.recorded_calls import (
-        Call as Call,
-        CallKind as CallKind,
-    )
-    from txstream.engine.local_runner import InProcessRunner as InProcessRunner
-    from txstream.simulation.report import (
+    from txstream.plugins.local.local_runner import InProcessRunner as InProcessRunner
+    from txstream.plugins.proof.simulation.report import (
         SimulationError as SimulationError,
         SimulationReport as SimulationReport,
     )
-    from txstream.simulation.runs import simulate as simulate
-    from txstream.spouts.memory.failure_markers import (
-        Crash as Crash,
-        CrashError as CrashError,
-        Fail as Fail,
-        Marker as Marker,
-    )
-    from txstream.testing.attempts import (
-        Attempt as Attempt,
-        AttemptState as AttemptState,
-    )
-    from txstream.testing.bolts import (
-        BoltRun as BoltRun,
-        run_bolt as run_bolt,
-    )
-    from txstream.testing.clock import ManualClock as ManualClock
-    from txstream.testing.control import NotReachedError as NotReachedError
-    from txstream.testing.spout import (
+    from txstream.plugins.proof.simulation.runs import simulate as simulate
+    from txstream.plugins.proof.spout_suite import (
         BrokenPromise as BrokenPromise,
         NotApplicableError as NotApplicableError,
         SpoutCheck as SpoutCheck,
@@ -51,24 +31,44 @@ if TYPE_CHECKING:
         check_spout as check_spout,
         spout_checks as spout_checks,
     )
-    from txstream.testing.state import (
+    from txstream.plugins.proof.state_suite import (
         StateCheck as StateCheck,
         StateConformanceError as StateConformanceError,
         StateReport as StateReport,
         check_state_backend as check_state_backend,
         state_checks as state_checks,
     )
-    from txstream.testing.topology import TopologyTest as TopologyTest
-    from txstream.testing.tracked import TrackedTest as TrackedTest
+    from txstream.plugins.testing.attempts import (
+        Attempt as Attempt,
+        AttemptState as AttemptState,
+    )
+    from txstream.plugins.testing.bolts import (
+        BoltRun as BoltRun,
+        run_bolt as run_bolt,
+    )
+    from txstream.plugins.testing.clock import ManualClock as ManualClock
+    from txstream.plugins.testing.control import NotReachedError as NotReachedError
+    from txstream.plugins.testing.recorded_calls import (
+        Call as Call,
+        CallKind as CallKind,
+    )
+    from txstream.plugins.testing.topology import TopologyTest as TopologyTest
+    from txstream.plugins.testing.tracked import TrackedTest as TrackedTest
+    from txstream.spouts.memory.failure_markers import (
+        Crash as Crash,
+        CrashError as CrashError,
+        Fail as Fail,
+        Marker as Marker,
+    )
 
 # The command line imports `txstream.cli.faults` and must not load an engine with it.
 _HOMES = {
     "txstream.core.fault_points": ("Point",),
-    "txstream.engine.batch.recorded_calls": ("Call", "CallKind"),
-    "txstream.testing.attempts": ("Attempt", "AttemptState"),
-    "txstream.testing.bolts": ("BoltRun", "run_bolt"),
-    "txstream.testing.clock": ("ManualClock",),
-    "txstream.testing.spout": (
+    "txstream.plugins.testing.recorded_calls": ("Call", "CallKind"),
+    "txstream.plugins.testing.attempts": ("Attempt", "AttemptState"),
+    "txstream.plugins.testing.bolts": ("BoltRun", "run_bolt"),
+    "txstream.plugins.testing.clock": ("ManualClock",),
+    "txstream.plugins.proof.spout_suite": (
         "BrokenPromise",
         "NotApplicableError",
         "SpoutCheck",
@@ -78,20 +78,20 @@ _HOMES = {
         "check_spout",
         "spout_checks",
     ),
-    "txstream.testing.control": ("NotReachedError",),
-    "txstream.simulation.report": ("SimulationError", "SimulationReport"),
-    "txstream.simulation.runs": ("simulate",),
+    "txstream.plugins.testing.control": ("NotReachedError",),
+    "txstream.plugins.proof.simulation.report": ("SimulationError", "SimulationReport"),
+    "txstream.plugins.proof.simulation.runs": ("simulate",),
     "txstream.spouts.memory.failure_markers": ("Crash", "CrashError", "Fail", "Marker"),
-    "txstream.engine.local_runner": ("InProcessRunner",),
-    "txstream.testing.state": (
+    "txstream.plugins.local.local_runner": ("InProcessRunner",),
+    "txstream.plugins.proof.state_suite": (
         "StateCheck",
         "StateConformanceError",
         "StateReport",
         "check_state_backend",
         "state_checks",
     ),
-    "txstream.testing.topology": ("TopologyTest",),
-    "txstream.testing.tracked": ("TrackedTest",),
+    "txstream.plugins.testing.topology": ("TopologyTest",),
+    "txstream.plugins.testing.tracked": ("TrackedTest",),
 }
 _HOME_OF = home_of(_HOMES)
 

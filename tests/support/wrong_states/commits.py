@@ -11,13 +11,13 @@ from support.wrong_states.registry import breaks
 from txstream.core.fault_points import Point, Reached
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.plugins.proof.stores import layout
+from txstream.plugins.proof.stores.layout import Transaction
+from txstream.plugins.proof.stores.memory import MemoryBackend
+from txstream.plugins.proof.stores.merging import RowRules
 from txstream.state import BatchRecord, Commit, StateTransaction, TableSpec, TopologyLife, TopologyStates
 from txstream.state.commit_protocol import nobody
 from txstream.state.records import COMMITTED
-from txstream.state.store import layout
-from txstream.state.store.layout import Transaction
-from txstream.state.store.memory import MemoryBackend
-from txstream.state.store.merging import RowRules
 
 
 @breaks("commit-is-atomic")

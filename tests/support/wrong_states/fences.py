@@ -9,11 +9,11 @@ from typing import Any
 
 from support.wrong_states.registry import breaks
 from txstream.core.transaction import AttemptId, TransactionAttempt
+from txstream.plugins.proof.stores import layout
+from txstream.plugins.proof.stores.layout import Transaction
+from txstream.plugins.proof.stores.memory import MemoryBackend
 from txstream.state import FenceRow, TopologyLife, TopologyStates
 from txstream.state.commit_protocol import Writes
-from txstream.state.store import layout
-from txstream.state.store.layout import Transaction
-from txstream.state.store.memory import MemoryBackend
 
 
 def put(here: Transaction, topology: str, uuid: str, attempt: AttemptId) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 from support.wrong_states.registry import breaks
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import AttemptId
+from txstream.plugins.proof.stores import layout
+from txstream.plugins.proof.stores.layout import Transaction
+from txstream.plugins.proof.stores.memory import MemoryBackend, _Store
 from txstream.state import BatchRecord, FenceRow, TableSpec, TopologyLife
 from txstream.state.declarations import Owner
-from txstream.state.store import layout
-from txstream.state.store.layout import Transaction
-from txstream.state.store.memory import MemoryBackend, _Store
 
 
 @breaks("nothing-known-is-no-error")

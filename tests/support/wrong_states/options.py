@@ -8,10 +8,10 @@ from typing import Any
 
 from support.wrong_states.registry import breaks
 from txstream.core.transaction import AttemptId, Txid
+from txstream.plugins.proof.stores import layout
+from txstream.plugins.proof.stores.memory import MemoryBackend
 from txstream.state import BatchRecord, TopologyLife
 from txstream.state.reading import StateReading
-from txstream.state.store import layout
-from txstream.state.store.memory import MemoryBackend
 
 
 @breaks("pruning-keeps-the-end")

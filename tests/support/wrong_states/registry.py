@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from txstream.plugins.proof.stores.memory import MemoryBackend
 from txstream.state import TopologyStates
-from txstream.state.store.memory import MemoryBackend
 
 WRONG: dict[str, list[type[MemoryBackend]]] = {}
 Kind = TypeVar("Kind", bound=type[MemoryBackend] | type[TopologyStates])

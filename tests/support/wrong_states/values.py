@@ -15,12 +15,12 @@ from support.wrong_states.commits import with_rules
 from support.wrong_states.registry import breaks
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt, Txid
+from txstream.plugins.proof.stores import layout
+from txstream.plugins.proof.stores.layout import Transaction
+from txstream.plugins.proof.stores.memory import MemoryBackend
+from txstream.plugins.proof.stores.merging import Key, RowRules, RowValues, Values
 from txstream.state import TableSpec, TopologyLife, TopologyStates
 from txstream.state.declarations import Owner
-from txstream.state.store import layout
-from txstream.state.store.layout import Transaction
-from txstream.state.store.memory import MemoryBackend
-from txstream.state.store.merging import Key, RowRules, RowValues, Values
 
 
 class Overwriting(RowRules):

@@ -29,11 +29,6 @@ OF_A_RECORD = (errors.BoltError, errors.DecodeError, errors.StateValueError, err
 """What one record can make an attempt fail with. What else user code raises becomes a BoltError."""
 
 
-class CrashError(BaseException):
-    """Stands for the death of the process where a crash is simulated. Everything else that user code raises
-    is a failure of that code, even SystemExit: any library may call `sys.exit`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
     """What went wrong on an executor. `error` is the name of a txstream error, BoltError for anything else;

@@ -22,14 +22,14 @@ from txstream.api.bolts import BasicBolt, BatchBolt, StateCommitter, TopologyCon
 from txstream.api.tracked import RichBolt
 from txstream.api.tuples import Chunk, Tuple
 from txstream.core.digests import TableDigest, added_up
-from txstream.core.errors import BatchFailedError, ShortBatchError
+from txstream.core.errors import BatchFailedError, CrashError, ShortBatchError
 from txstream.core.placement import TaskPlace
 from txstream.core.transaction import TransactionAttempt
 from txstream.core.wording import counted
 from txstream.engine.batch.collector import Collector, Outbox, Send
 from txstream.engine.batch.edge_counts import EdgeName
 from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan
-from txstream.engine.batch.executor_failures import CrashError, Failure, describe
+from txstream.engine.batch.executor_failures import Failure, describe
 from txstream.engine.batch.layout import Layout, Stage
 from txstream.engine.batch.messages import Parcel, Tracked, WorkOrder
 from txstream.engine.batch.state_tasks import TaskStates

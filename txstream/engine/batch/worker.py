@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.core.batch_metas import pieces
-from txstream.core.errors import BoltError, ShortBatchError
+from txstream.core.errors import BoltError, CrashError, ShortBatchError
 from txstream.core.placement import TaskPlace
 from txstream.core.wording import counted
 from txstream.engine.batch.edge_counts import EdgeCount, EdgeName, shared_out
 from txstream.engine.batch.execution_plan import ExecutionPlan
-from txstream.engine.batch.executor_failures import CrashError, describe
+from txstream.engine.batch.executor_failures import describe
 from txstream.engine.batch.layout import Layout, Stage, lay_out
 from txstream.engine.batch.messages import (
     ANSWER,

@@ -1,0 +1,172 @@
+"""`txstream init`: a folder that works at once, or none."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from support.guide import DOCS
+
+from tracked_wheel import ROOT
+from txstream.cli.factory import load_topology
+from txstream.cli.main import main
+from txstream.plugins.local.project.new_project import make_project
+from txstream.settings import Settings
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def bare_environment() -> dict[str, str]:
+    """Return an environment in which nothing of this checkout's test run is left."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "TXSTREAM"))}
+
+
+@pytest.mark.soak
+def test_its_own_tests_pass_and_fail_with_the_code(here: Path) -> None:
+    assert main(["init", "counts"]) == 0
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        command, cwd=here / "counts", env=bare_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+    code = here / "counts" / "counts.py"
+    code.write_text(code.read_text(encoding="utf-8").replace(".lower()", ""), encoding="utf-8")
+    done = subprocess.run(
+        command, cwd=here / "counts", env=bare_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "1 failed, 1 passed" in done.stdout
+
+
+def test_all_files_are_there_and_are_what_they_say(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "counts", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["folder"] == str(here / "counts")
+    found = sorted(str(p.relative_to(here / "counts")) for p in (here / "counts").rglob("*") if p.is_file())
+    assert document["files"] == found
+    assert {"counts.py", "test_counts.py", "txstream.toml", "compose.yaml", "README.md"} < set(found)
+    assert len((here / "counts" / "README.md").read_text(encoding="utf-8").splitlines()) <= 20
+    for file in found:
+        text = (here / "counts" / file).read_text(encoding="utf-8")
+        assert "${" not in text.replace("${NAME}", "")  # which is for the reader to fill in
+        assert "${{" not in text
+    assert (here / "counts").stat().st_mode & 0o777 == 0o777 & ~umask()
+
+
+def umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_the_topology_and_the_settings_are_understood(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_project(here, "counts")
+    monkeypatch.chdir(here / "counts")
+    for name in ("ZOOKEEPER", "KAFKA", "DATABASE"):
+        monkeypatch.delenv(f"TXSTREAM_{name}", raising=False)
+    try:
+        topology = load_topology("counts:topology", ["topic=clicks"])
+    finally:
+        sys.modules.pop("counts", None)
+    assert topology.id == "counts"
+    assert [state.table for state in (bolt.state for bolt, _ in topology.states)] == ["counts"]
+    file = here / "counts" / "txstream.toml"
+    assert Settings().resolve_given().zookeeper is None  # so `txstream up` is found
+    lines = file.read_text(encoding="utf-8").splitlines()
+    file.write_text("\n".join(line.removeprefix("# ") for line in lines if " = " in line), encoding="utf-8")
+    given = Settings().resolve_given()
+    compose = (here / "counts" / "compose.yaml").read_text(encoding="utf-8")
+    for address in (given.zookeeper, given.kafka):
+        assert f'"{address}:{str(address).rpartition(":")[2]}"' in compose
+    assert tomllib.loads(file.read_text(encoding="utf-8"))["database"] == given.database
+
+
+def test_its_code_passes_this_projects_own_lint(here: Path) -> None:
+    make_project(here, "counts")
+    ruff = [sys.executable, "-m", "ruff"]
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
+    ignored = ["--ignore", "S101"]  # a test asserts
+    for command in (["check", *config, *ignored, "."], ["format", "--check", *config, "."]):
+        done = subprocess.run(
+            [*ruff, *command], cwd=here / "counts", capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("class", "a word of Python's own"),
+        ("json", "there is a module json already"),
+        ("kafka", "there is a module kafka already"),
+        ("conftest", "there is a module conftest already"),
+        ("word-count", "for example word_count"),
+        ("9lives", "begins with a letter"),
+        ("zähler", "not a name that `import` takes"),
+        ("", "not a name"),
+        ("..", "not a name"),
+        ("below/counts", "it is a path"),
+        ("txstream_batch", "the framework's own"),
+        ("a" * 101, "101 characters"),
+    ],
+)
+def test_a_name_that_cannot_be(here: Path, name: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "--", name]) == 2
+    told = capsys.readouterr().err
+    assert why in told
+    assert "cannot be the name of a project" in told
+    assert list(here.iterdir()) == []
+
+
+def test_a_folder_with_something_in_it_is_left_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "counts").mkdir()
+    (here / "counts" / "mine.txt").write_text("mine")
+    assert main(["init", "counts"]) == 2
+    assert "has something in it" in capsys.readouterr().err
+    assert [p.name for p in here.rglob("*")] == ["counts", "mine.txt"]
+
+
+def test_an_empty_folder_is_filled_and_a_file_is_not_replaced(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "counts").mkdir()
+    assert main(["init", "counts"]) == 0
+    assert (here / "counts" / "counts.py").is_file()
+    (here / "totals").write_text("mine")
+    assert main(["init", "totals"]) == 2
+    assert "is not a folder" in capsys.readouterr().err
+    assert (here / "totals").read_text() == "mine"
+
+
+def test_a_full_disk_leaves_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write = Path.write_text
+
+    def fails(path: Path, text: str, **options: str) -> int:
+        if path.name == "README.md":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write(path, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", fails)
+    assert main(["init", "counts"]) == 2
+    assert "no space left on device" in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_its_guide_shows_the_files_that_it_makes(here: Path) -> None:
+    made = make_project(here, "counts")
+    guide = (DOCS / "first-project.md").read_text(encoding="utf-8")
+    for file in made:
+        assert f"`{file}`" in guide or f"counts/{file}" in guide

@@ -1,0 +1,692 @@
+"""What the page shows and answers, over a SQLite ledger and a ZooKeeper in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from support.states import Rig
+from support.ui_site import AWAY, TXIDS, Served, filled
+from support.zookeeper_backends import CODEC, metas
+
+from txstream.cli import failures_shown, status
+from txstream.cli.main import main
+from txstream.core.errors import ServiceUnavailableError
+from txstream.core.failing_batch import FailingBatch, Wait
+from txstream.core.placement import Assignment, EdgeTuples, TaskPlace
+from txstream.core.semantics import Semantics
+from txstream.core.transaction import Epoch, Txid, attempt_id
+from txstream.inspect import Batch, LedgerEntry, MissingDatabase, databases, overview, standing
+from txstream.inspect.source import SourceNow
+from txstream.plugins.compare import kept
+from txstream.plugins.proof.zookeeper_tree import MemoryProgress
+from txstream.plugins.web import site as site_module, views
+from txstream.plugins.web.command import metrics_of
+from txstream.plugins.web.timeline import seconds_of
+from txstream.settings import Settings
+from txstream.state import StateDatabase
+from txstream.zookeeper import (
+    ASSIGNMENT,
+    EDGES,
+    ENDED,
+    FAILING,
+    FAILING_ATTEMPTS,
+    TREES,
+    WAITING,
+    Identity,
+    Kind,
+)
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+VIEWS = (
+    "",
+    "/timeline",
+    "/batches/5",
+    "/source",
+    "/state",
+    "/state/words",
+    "/failures",
+    "/trust",
+    "/graph",
+)
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("ZOOKEEPER", "KAFKA", "DATABASE", "MASTER", "STATE_DATABASES"):
+        monkeypatch.delenv(f"TXSTREAM_{name}", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    rig = filled(tmp_path_factory.mktemp("ledger"))
+    yield rig
+    rig.database.close()
+
+
+@pytest.fixture
+def served(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> Served:
+    return Served(ledger, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        (["topologies"], "/api/topologies"),
+        (["status", "words"], "/api/topologies/words"),
+        (["batches", "words"], "/api/topologies/words/batches"),
+        (
+            ["batches", "words", "--before", "20", "--last", "4"],
+            "/api/topologies/words/batches?before=20&limit=4",
+        ),
+        (["show", "words", "11"], "/api/topologies/words/batches/11"),
+        (["show", "words", "31"], "/api/topologies/words/batches/31"),
+    ],
+)
+def test_json_is_what_the_command_prints(
+    ledger: Rig,
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    path: str,
+) -> None:
+    reasons = {"the service is away": 3}
+    served.store.notes.put(FAILING, FailingBatch(Txid(TXIDS + 1), attempt_id(2, 9), NOON, reasons))
+    for module in (status, overview, failures_shown):
+        monkeypatch.setattr(module, "open_zookeeper", served.zookeeper.opened)
+    assert main([*command, "--database", ledger.url, "--zookeeper", "127.0.0.1:1", "--json"]) == 0
+    assert served.json(path) == json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/topologies/nix", 404, "there is no topology 'nix'"),
+        ("/topologies/nix/batches", 404, "there is no topology 'nix'"),
+        ("/topologies/words/batches/99", 404, "no txid 99; it has txid 1 to 30"),
+        ("/topologies/words/batches?before=x", 400, "before is 'x'"),
+        ("/topologies/words/batches?limit=0", 400, "limit is '0'"),
+        ("/topologies/words/batches?limit=10001", 400, "from 1 to 10000"),
+        ("/topologies/words/state/nix", 404, "no state table 'nix'"),
+        ("/nowhere", 404, "not found"),
+    ],
+)
+def test_an_error_has_its_status_and_the_words_of_the_command(
+    served: Served, path: str, status: int, words: str
+) -> None:
+    assert words in served.json(f"/api{path}", status)["error"]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_escapes_what_it_shows_and_loads_nothing_from_elsewhere(served: Served, view: str) -> None:
+    text = served.get(f"/topologies/words{view}")
+    assert "<b>bad" not in text
+    assert not re.search(r"https?://|<style|\bstyle=|<script(?! src=\"/static/)|\bon\w+=", text)
+    assert text.count("<h1") == 1
+
+
+@pytest.mark.parametrize("view", ["", "/trust", "/batches/31", "/source"])
+def test_a_zookeeper_that_is_away_is_told_in_words(served: Served, view: str) -> None:
+    served.away = True
+    words = "ZooKeeper at 127.0.0.1:1 did not answer"
+    assert words in served.get(f"/topologies/words{view}", 503)
+    assert words in served.json("/api/topologies/words", 503)["error"]
+    assert words in served.get("/", 503)
+    served.away = False
+    served.forget()
+    served.get("/topologies/words")
+
+
+def test_a_batch_that_fails_shows_its_stored_plan(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(ledger, monkeypatch)
+    served.store.persist(Txid(TXIDS + 1), metas(700))
+    served.store.notes.put(FAILING, FailingBatch(Txid(TXIDS + 1), attempt_id(1, 99), NOON, {"away": 12}))
+    ranges = served.json("/api/topologies/words/batches/31")["ranges"]
+    assert [(one["start"], one["records"]) for one in ranges] == [(700, 10), (700, 10)]
+    text = served.get("/topologies/words/batches/31")
+    assert '<th scope="row">lines/0</th><td class="n">700</td>' in text
+    assert "Nothing else is known of them" in text
+    assert "12 attempts failed; what they held is not known." in served.get("/topologies/words/timeline")
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_a_first_batch_that_fails_shows_how_the_driver_before_ended(
+    ledger: Rig, monkeypatch: pytest.MonkeyPatch, well: bool
+) -> None:
+    served = Served(ledger, monkeypatch)
+    if well:
+        served.store.notes.put(ENDED, None)
+    tried = {"attempt": attempt_id(2, 1), "error": "away", "failed_at": NOON.isoformat(), "same": True}
+    held = {"partitions": {"lines/0": {"start": 700, "end": 710}}}
+    failing = FailingBatch(Txid(TXIDS + 1), attempt_id(2, 1), NOON, {"away": 1}, held, [tried])
+    for note in (FAILING_ATTEMPTS, FAILING):
+        served.store.notes.put(note, failing)
+    text = served.get("/topologies/words/timeline")
+    assert "lines/0, 700 to 710: attempt 1 of txid 31 failed" in text
+    assert ("handed to epoch 2" in text, "epoch 2 leads" in text) == (well, not well)
+
+
+def test_a_batch_and_the_timeline_are_shown_from_the_ledger_while_zookeeper_is_away(served: Served) -> None:
+    here = {view: served.get(f"/topologies/words{view}") for view in ("/batches/5", "/timeline")}
+    served.away = True
+    served.forget()
+    away = {view: served.get(f"/topologies/words{view}") for view in here}
+    told = "ZooKeeper at 127.0.0.1:1 did not answer"
+    assert all(told in text for text in away.values())
+    assert not any(told in text for text in here.values())
+    assert "what it changed is shown of the tables that its ledger row names" in away["/batches/5"]
+    assert "ValueError: &lt;b&gt;bad&lt;/b&gt;" in away["/batches/5"]
+    assert "whether a batch fails, or the run waits, is not known" in away["/timeline"]
+    assert "attempt 1 of txid 5 failed" in away["/timeline"]
+    unknown = served.json("/api/topologies/words/batches/31", 503)["error"]
+    assert unknown.startswith(
+        "the ledger of topology 'words' has no txid 31; it has txid 1 to 30; whether it"
+    )
+
+
+def test_a_batch_names_the_database_that_was_left_out(
+    ledger: Rig, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = MissingDatabase("mysql://far/db", "it does not answer", "start it")
+    real = databases.open_databases
+
+    @contextlib.contextmanager
+    def opened(*given: Any, **options: Any) -> Iterator[Any]:
+        with real(*given, **options) as found:
+            found.missing.append(away)
+            yield found
+
+    monkeypatch.setattr(databases, "open_databases", opened)
+    assert "database mysql://far/db was left out: it does not answer" in served.get(
+        "/topologies/words/batches/5"
+    )
+
+
+def test_a_database_that_is_away_is_told_in_words(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(database: StateDatabase) -> None:
+        raise ServiceUnavailableError(f"database {database.display_url} does not answer")
+
+    monkeypatch.setattr(StateDatabase, "check", check)
+    for view in ("", "/timeline", "/batches/3", "/state", "/failures", "/trust"):
+        text = served.get(f"/topologies/words{view}", 503)
+        assert "state.db does not answer" in text
+        assert "Traceback" not in text
+    assert "does not answer" in served.json("/api/topologies/words/batches", 503)["error"]
+    listed = served.get("/")
+    assert "state.db does not answer" in listed
+    assert 'href="/topologies/words"' in listed, "ZooKeeper has it, still"
+
+
+def test_topologies_say_what_waits_and_for_what(served: Served) -> None:
+    served.store.notes.put(WAITING, [Wait(f"partition {AWAY}", NOON, "txid 31 must hold the same", "gone")])
+    text = served.get("/")
+    assert f"waiting for partition {AWAY} since" in text
+    assert ">waiting<" in text
+    (row,) = served.json("/api/overview")
+    assert (row["state"], row["committed_txid"], row["dead_letters"]) == ("waiting", TXIDS, 0)
+    assert row["leader"]
+
+
+def test_a_pause_is_a_pause_and_not_a_wait_for_its_end() -> None:
+    pause = Wait("`txstream resume words`", NOON, "paused by ann@host", "since 12:00")
+    away = Wait(f"partition {AWAY}", NOON, "txid 31 must hold the same", "gone")
+
+    def state(*waiting: Wait, paused: object = object()) -> tuple[str, list[Wait]]:
+        found: Any = SimpleNamespace(
+            status=SimpleNamespace(leader="a", waiting=waiting, failing=None),
+            snapshot=SimpleNamespace(in_force=SimpleNamespace(paused=paused)),
+        )
+        return views.state_of(found), views._waits(found)
+
+    assert state(pause) == ("paused", [])
+    assert state(pause, away) == ("waiting", [away])
+    assert state(away, paused=None) == ("waiting", [away])
+
+
+def test_a_tracked_topology_shows_its_trees(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(ledger, monkeypatch)
+    store = MemoryProgress(served.zookeeper.memory, "orders", CODEC)
+    tracked = {"tracked": {"queue": "KafkaQueueSpout"}}
+    store.create_identity(Identity.new(Semantics.NON_TRANSACTIONAL, "tracked", tracked, ()))
+    store.claim_epoch(Epoch(0))
+    assert "its driver has noted nothing yet" in served.get("/topologies/orders")
+    counts = {"messages": 7, "messages_per_second": 3.5, "acked": 5, "failed": 1, "timed_out": 1}
+    trees = {"at": NOON.isoformat(), "micro_batches": 9, "failed_micro_batches": 1, "stuck": None}
+    trees |= {"pending": {"queue": {"1": 2, "older": 1}}, "components": {"parse": counts}}
+    store.notes.put(TREES, trees)
+    served.forget()
+    text = served.get("/topologies/orders")
+    assert "2 up to 1 s, 1 older" in text
+    assert ">parse</th>" in text
+    assert "tracks tuples: it has no batches" in served.get("/topologies/orders/timeline", 400)
+    answers = {view: served.client.get(f"/topologies/orders{view}").status_code for view in VIEWS}
+    assert {view for view, status in answers.items() if status == 200} >= {"", "/source", "/trust", "/graph"}
+    assert max(answers.values()) < 500
+    for view in ("", "/graph", "/timeline"):  # the last one answers that there is none
+        menu = served.client.get(f"/topologies/orders{view}", headers={"accept": "text/html"}).text
+        assert re.findall('href="/topologies/orders([^"]*)"', menu.split("</nav>")[0]) == [
+            "",
+            "/trust",
+            "/graph",
+        ]
+    assert served.get("/topologies/words").split("</nav>")[0].count('href="/topologies/words') == 7
+    served.away = True
+    served.forget()
+    assert served.get("/topologies/orders", 503).split("</nav>")[0].count('href="/topologies/orders') == 7
+
+
+def test_the_timeline_has_attempts_outage_and_pages(served: Served) -> None:
+    text = served.get("/topologies/words/timeline?before=16&limit=15")
+    assert "attempt 1 of txid 5 failed" in text
+    assert "attempt 2 of txid 5 committed" in text
+    assert "partition 1 away" in text
+    assert 'href="/topologies/words/timeline?before=31&amp;limit=15"' in text
+    assert "← older" not in text
+    newest = served.get("/topologies/words/timeline?limit=10")
+    assert 'href="/topologies/words/timeline?before=21&amp;limit=10"' in newest
+    assert "newer →" not in newest
+
+
+def test_a_takeover_between_two_pages_of_the_timeline_is_on_the_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = filled(tmp_path, 0)
+    for txid in range(1, 21):
+        rig.epoch = 1 if txid <= 10 else 2
+        rig.commit(txid, {"a": 1})
+    served = Served(rig, monkeypatch)
+    assert "epoch 2 leads" in served.get("/topologies/words/timeline")
+    later = served.get("/topologies/words/timeline?limit=10")
+    assert "epoch 2 leads" in later
+    assert "Txid 11 to 20" in later
+    assert 'href="/topologies/words/timeline?before=11&amp;limit=10"' in later
+    first = served.get("/topologies/words/timeline?before=11&limit=10")
+    assert "epoch 2 leads" not in first
+    assert "← older" not in first
+
+
+def test_the_bar_of_a_txid_has_the_seconds_of_its_commit() -> None:
+    details = {"timings": {"plan": 0.25, "job": 1.0, "begin": 0.125, "write": 0.25}}
+    processed = NOON + timedelta(seconds=1)
+    committed = processed + timedelta(seconds=2)
+    given: Any = ("db", "u", 1, Semantics.OPAQUE, "committed", 7, 2, NOON, processed, committed, None, {})
+    row = replace(LedgerEntry(*given), details=details)
+    batch = Batch(Txid(1), "committed", (row,))
+    assert seconds_of(batch) == {"plan": 0.25, "process": 1.0, "wait": 1.625, "commit": 0.375}
+    told = replace(batch, in_commit={"commit": 0.5, "advance": 0.125})
+    assert seconds_of(told) == {"plan": 0.25, "process": 1.0, "wait": 1.5, "commit": 0.625}
+
+
+def test_a_batch_says_who_took_up_what_it_left_out(served: Served) -> None:
+    text = served.get("/topologies/words/batches/11")
+    assert f"<b>{AWAY}</b>: broker 2 does not answer" in text
+    assert 'href="/topologies/words/batches/13"' in text
+    assert "&lt;b&gt;bad&lt;/b&gt;" in served.get("/topologies/words/batches/5")
+    changed = served.json("/api/topologies/words/batches/30")
+    assert changed["keys"] == 2
+    assert "w30" in served.get("/topologies/words/batches/30")
+
+
+def test_failures_are_grouped_by_reason(served: Served) -> None:
+    found = served.json("/api/topologies/words/failures")
+    (group,) = found["reasons"]
+    assert (group["attempts"], group["txids"]) == (1, [5])
+    assert (group["component"], group["exception"]) == ("split", "ValueError")
+    assert "split: ValueError, 1 attempt of 1 batch" in served.get("/topologies/words/failures")
+    assert found["looked_at"] == [1, TXIDS]
+
+
+def test_reasons_that_differ_in_the_record_alone_are_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = filled(tmp_path, 0)
+    words = (
+        "component 'lines': the value of the record at offset {} of topic 'lines', partition {}, is no JSON"
+    )
+    for txid in (1, 2):
+        rig.commit(txid, {"a": 1}, error=words.format(10 * txid, txid))
+    rig.commit(3, {"a": 1}, error="txid 3 attempt 1.3, component 'split', task 0: KeyError: 'a'")
+    rig.commit(4, {"a": 1}, error="txid 4 attempt 1.4, component 'split', task 1: KeyError: 'b'")
+    found = Served(rig, monkeypatch).json("/api/topologies/words/failures")["reasons"]
+    told = [(one["component"], one["exception"], one["attempts"], one["txids"]) for one in found]
+    assert told == [("lines", None, 2, [1, 2]), ("split", "KeyError", 2, [3, 4])]
+    assert [one["reason"] for one in found][1] == "component 'split': KeyError: 'b'"
+
+
+def test_state_shows_the_greatest_values_and_the_row_of_a_key(served: Served) -> None:
+    found = served.json("/api/topologies/words/state/words")
+    assert found["rows"][0] == {"word": "the", "n": 30, "prev_n": 29, "txid": 30}
+    one = served.json("/api/topologies/words/state/words?key=w7")
+    assert [row["n"] for row in one["rows"]] == [1]
+    assert "There is no row of this key" in served.get("/topologies/words/state/words?key=nix")
+
+
+def test_state_shows_what_a_batch_changed(served: Served) -> None:
+    assert served.json("/api/topologies/words/state/words")["diff"] is None
+    diff = served.json("/api/topologies/words/state/words?txid=7")["diff"]
+    assert [one["key"] for one in diff["created"]] == [{"word": "w7"}]
+    assert served.get("/topologies/words/state/words?txid=7").count("created") == 1
+    assert "no txid 99" in served.get("/topologies/words/state/words?txid=99", 404)
+
+
+def test_the_graph_has_tuples_and_seconds_and_marks_the_slowest_task(
+    ledger: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(ledger, monkeypatch)
+    places = [
+        TaskPlace("lines", 0, 0, "1", "host", 0.25, 0),
+        TaskPlace("split", 0, 0, "1", "host", 0.5, 40),
+        TaskPlace("split", 1, 1, "2", "other", 2.0, 60),
+        TaskPlace("<b>count", 0, 0, "1", "host", 0.1, 300),
+    ]
+    edges = (
+        EdgeTuples("lines", "default", "split", 100, 0.0, 0.0),
+        EdgeTuples("split", "late", "<b>count", 300, 0.004, 0.0025),
+        EdgeTuples("split", "frames", "<b>count", 5, 0.25, None),
+        EdgeTuples("split", "older", "<b>count", 9),
+    )
+    seen = Assignment(Txid(TXIDS), attempt_id(1, TXIDS), NOON, tuple(places), edges=edges)
+    assert "noted no batch yet" in served.get("/topologies/words/graph")
+    served.store.notes.put(ASSIGNMENT, seen)
+    served.store.notes.put(EDGES, seen)
+    found = served.json("/api/topologies/words/graph")
+    assert found["slowest"] == {"component": "split", "task": 1}
+    split = next(one for one in found["components"] if one["component"] == "split")
+    assert (split["tasks"], split["tuples"], split["seconds"]) == (2, 100, 2.5)
+    assert (split["longest_task"], split["host"]) == (1, "other")
+    assert found["edges"] == [one._asdict() for one in edges]
+    text = served.get("/topologies/words/graph")
+    (marked,) = re.findall(r"<title>([^<]*)</title><rect class=\"node slowest", text)
+    assert marked == "split"
+    assert text.count('class="edge"') == 4
+    labels = ("100", "300 (late) in 6.5 ms", "5 (frames) in 250 ms", "9 (older)")
+    assert all(f">{label}</text>" in text for label in labels)
+    cells = [re.findall(r"<td[^>]*>([^<]*)</td>", row)[1:] for row in re.findall(r"<tr>.*</tr>", text)]
+    assert ["split", "100", "in its bolt", ""] in cells
+    assert [one[-2:] for one in cells[-3:]] == [["0.004", "0.003"], ["0.250", "-"], ["-", "-"]]
+    assert "<b>count" not in text
+    assert not re.search(r"\bstyle=", text)
+
+
+def test_source_has_the_lag_of_each_partition(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = SourceNow(lag_records=9, lags={"lines/0": 2, "lines/1": 7})
+    monkeypatch.setattr(standing, "begin_to_ask", lambda *_: lambda: now)
+    found = served.json("/api/topologies/words/source")["partitions"]
+    assert [(one["partition"], one["lag_records"]) for one in found] == [("lines/1", 7), ("lines/0", 2)]
+
+
+def test_source_says_what_waits_and_since_when(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert served.json("/api/topologies/words/source")["waiting"] == []
+    waits = [Wait("partitions lines/0, 1", NOON, "no other can be read", "no broker answers")]
+    served.store.notes.put(WAITING, waits)
+    served.forget()
+    (told,) = served.json("/api/topologies/words/source")["waiting"]
+    assert (told["what"], told["since"]) == ("partitions lines/0, 1", "2026-01-02T12:00:00+00:00")
+    since = f"{NOON.astimezone():%Y-%m-%d %H:%M:%S}"
+    text = served.get("/topologies/words/source")
+    assert (
+        f"Waiting for partitions lines/0, 1 since {since} (no other can be read): no broker answers." in text
+    )
+
+
+def test_a_partition_that_was_away_before_the_batches_that_are_looked_at_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = filled(tmp_path, 0)
+    for txid in range(1, 60):
+        away = {AWAY: "gone"} if txid > 5 else {}
+        parts = {"lines/0": {"start": 0, "end": 1}}
+        rig.commit(txid, {"a": 1}, metas={"partitions": parts, "unavailable": away})
+    served = Served(rig, monkeypatch)
+    first, *_ = served.json("/api/topologies/words/source")["partitions"]
+    assert (first["away"]["txid"], first["away"]["or_before"]) == (20, True)
+    assert "txid 20</a> or before)" in served.get("/topologies/words/source")
+
+
+def test_trust_has_fences_and_the_fsck_that_was_asked_for(served: Served) -> None:
+    (place,) = served.json("/api/topologies/words/trust")["databases"]
+    assert (place["fence_epoch"], place["last_txid"]) == (1, TXIDS)
+    assert served.json("/api/topologies/words/trust")["fsck"] is None
+    assert served.post("/topologies/words/fsck").status_code == 303
+    found = served.json("/api/topologies/words/trust")["fsck"]
+    assert found["checked"]
+    assert "It was not checked" not in served.get("/topologies/words/trust")
+
+
+def test_a_thousand_partitions_are_grouped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = filled(tmp_path, 0)
+    for txid in (1, 2, 3):
+        parts = {f"lines/{n}": {"start": txid, "end": txid + 1} for n in range(1000)}
+        away = {f"lines/{n}": "gone" for n in range(500, 600)} if txid == 2 else {}
+        kept = {name: one for name, one in parts.items() if name not in away}
+        rig.commit(txid, {"a": 1}, metas={"partitions": kept, "unavailable": away})
+    served = Served(rig, monkeypatch, partitions=1000)
+    text = served.get("/topologies/words/timeline")
+    assert text.count('class="lane"') <= 32
+    assert "100 partitions away" in text
+    assert "32 partitions, 32 records" in text
+    assert len(served.json("/api/topologies/words/source")["partitions"]) == 100
+    assert served.get("/topologies/words/batches/2").count("<tr>") < 100
+
+
+def test_a_view_reads_only_the_rows_that_it_shows(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[int | None] = []
+    usual = StateDatabase.batches
+
+    def batches(self: StateDatabase, topology: str, *, limit: int | None = None, **more: Any) -> Any:
+        limits.append(limit)
+        return usual(self, topology, limit=limit, **more)
+
+    monkeypatch.setattr(StateDatabase, "batches", batches)
+    for view in VIEWS:
+        served.get(f"/topologies/words{view}")
+    served.get("/topologies/words/timeline?before=9")
+    assert None not in limits
+    assert max(one or 0 for one in limits) <= views.LOOKED_BACK
+
+
+@pytest.mark.soak
+def test_a_view_answers_within_300_ms_over_a_ledger_of_100_000_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In seconds of a processor, so that other work on the machine does not count."""
+    rig = filled(tmp_path, TXIDS)
+    with sqlite3.connect(tmp_path / "state.db") as connection:
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(txstream_batch)")]
+        chosen = ", ".join(f"{name} + ?" if name == "txid" else name for name in columns)
+        copy = f"INSERT INTO txstream_batch SELECT {chosen} FROM txstream_batch WHERE txid <= {TXIDS}"
+        for more in range(TXIDS, 100_000, TXIDS):
+            connection.execute(copy, [more])
+    usual = StateDatabase.batches
+    monkeypatch.setattr(StateDatabase, "batches", lambda *_, **__: [])
+    served = Served(rig, monkeypatch)
+    monkeypatch.setattr(StateDatabase, "batches", usual)
+    asked = [*VIEWS, "/batches/99900", "/timeline?before=50000", "/failures?before=50000"]
+    for path in ("/", "/api/topologies", *(f"/topologies/words{view}" for view in asked)):
+        took = []
+        for _ in range(5):
+            served.forget()
+            began = time.process_time()
+            served.get(path)
+            took.append(time.process_time() - began)
+        assert min(took) < 0.3, (path, took)
+
+
+# --- comparisons -------------------------------------------------------------------------------------------
+
+
+COMPARED = {
+    "topology": "mine:<b>topology",
+    "date": "2026-01-02 12:00:00+00:00",
+    "command": "txstream compare mine:topology",
+    "version": "0.1.0",
+    "engine": "this process",
+    "truth": "the text itself",
+    "nothing_shown": None,
+    "true_totals": {"words.n": 7},
+    "semantics": {"opaque": {"exact": True}, "non-transactional": {"exact": False}},
+    "told": {"opaque": "exact", "non-transactional": "1 doubled in words.n"},
+    "side_by_side": [["exact", [True, False]], ["words.n", [7, 8]]],
+    "faults_in_words": ["txid 3 fails"],
+    "charts": {"opaque": "<svg class='drawn'></svg>", "non-transactional": "<svg class='drawn'></svg>"},
+    "description": "lines",
+}
+
+
+def test_comparisons_are_kept_and_shown(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "None yet" in served.get("/compare")
+    monkeypatch.setattr(kept, "MOST_KEPT", 3)
+    names = [kept.keep(Path(".txstream"), COMPARED) for _ in range(5)]
+    found = served.json("/api/compare")
+    listed = [one["name"] for one in found["kept"]]
+    assert len(listed) == 3
+    assert set(listed) < set(names)
+    assert found["kept"][0]["exact"] == {"opaque": True, "non-transactional": False}
+    listing = served.get("/compare")
+    assert f'href="/compare/{listed[0]}"' in listing
+    assert "1 doubled in words.n" in listing
+    text = served.get(f"/compare/{listed[0]}")
+    assert text.count("<svg class='drawn'>") == 2
+    assert "<b>topology" not in text
+    assert served.json(f"/api/compare/{listed[0]}") == COMPARED
+    for name in ("nix", "..%2f..%2fstate", "20260102T000000-abcdef"):
+        served.get(f"/compare/{name}", 404)
+
+
+def test_a_comparison_is_asked_for_once(ledger: Rig, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert served.post("/compare").status_code == 403
+    assert "Start one" not in served.get("/compare")
+    operating = Served(ledger, monkeypatch, allow_operate=True)
+    started: list[list[str]] = []
+    monkeypatch.setattr(operating.site.comparing, "start", started.append)
+    form = {"topic": "lines", "target": "mine:topology", "parameters": "a=1 b=2", "records": "500"}
+    form["faults"] = "crash"
+    question = operating.get(f"/compare/ask?{urlencode(form)}")
+    told = [
+        "mine:topology",
+        "--parameter=a=1",
+        "--parameter=b=2",
+        "--topic=lines",
+        "--records=500",
+        "--faults=crash",
+    ]
+    assert " ".join(["txstream compare", *told]) in question
+    assert started == []
+    assert operating.post("/compare", form).status_code == 303
+    assert started == [told]
+    for wrong in ({"target": "--help"}, {"parameters": "-x"}, {"records": "many"}, {"faults": "/etc/passwd"}):
+        answer = operating.post("/compare", wrong)
+        assert answer.status_code == 400
+        assert next(iter(wrong.values())) in answer.text
+    assert started == [told]
+
+
+# --- what can be done --------------------------------------------------------------------------------------
+
+
+def test_nothing_can_be_done_unless_it_is_allowed(served: Served) -> None:
+    for path in ("ask/pause", "ask/retry", "batches/5/again", "state/words/why?key=the"):
+        answer = served.post(f"/topologies/words/{path}")
+        assert answer.status_code == 403, path
+        assert "--allow-operate" in answer.text
+    assert "Pause" not in served.get("/topologies/words")
+    assert served.zookeeper.requests("words").read().waiting == ()
+
+
+def test_an_action_is_asked_once_and_goes_through_the_queue(
+    ledger: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(ledger, monkeypatch, allow_operate=True)
+    monkeypatch.setattr(site_module, "_ANSWER_SECONDS", 0.1)
+    question = served.get("/topologies/words/ask/pause")
+    assert "Pause words?" in question
+    assert served.zookeeper.requests("words").read().waiting == (), "a question asks nobody yet"
+    answer = served.post("/topologies/words/ask/pause")
+    assert answer.status_code == 503
+    assert "has not answered within 0.1 s; the request is stored" in answer.text
+    (request,) = served.zookeeper.requests("words").read().waiting
+    assert request.kind == Kind.PAUSE
+    served.client.post(
+        "/topologies/words/ask/retry",
+        headers={"origin": "http://127.0.0.1:8765"},
+        data={"component": "parse"},
+    )
+    *_, request = served.zookeeper.requests("words").read().waiting
+    assert (request.kind, dict(request.body)) == (Kind.RETRY, {"components": ["parse"]})
+    assert served.get("/topologies/words/ask/dance", 404)
+    asked = served.get("/topologies/words/ask/retry?component=parse")
+    assert "Only those of parse, whatever their exception." in asked, "the button stands beside one exception"
+
+
+def test_code_that_is_not_known_is_told(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(ledger, monkeypatch, allow_operate=True)
+    assert (
+        "No drawing of groupings and tables: the code of topology &#39;words&#39; is not known here"
+        in served.get("/topologies/words/graph")
+    )
+
+
+# --- the command -------------------------------------------------------------------------------------------
+
+
+def test_the_command_needs_zookeeper_and_elsewhere_a_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ui", "--port", "0"]) == 2
+    assert "no ZooKeeper was given" in capsys.readouterr().err
+    assert main(["ui", "--host", "0.0.0.0", "--zookeeper", "127.0.0.1:1"]) == 2
+    assert "give a --token-file FILE" in capsys.readouterr().err
+    (tmp_path / "token").write_text("short\n")
+    assert main(["ui", "--token-file", "token", "--zookeeper", "127.0.0.1:1"]) == 2
+    assert "at least 16 ASCII characters" in capsys.readouterr().err
+
+
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["ui", "--zookeeper", "127.0.0.1:1"]) == 2
+    assert "pip install 'txstream[ui]'" in capsys.readouterr().err
+
+
+def test_metrics_are_served_where_there_are_any(
+    ledger: Rig, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.get("/metrics", 404)
+    with_metrics = Served(ledger, monkeypatch, metrics=lambda: (b"txstream_leader 1\n", "text/plain"))
+    assert with_metrics.get("/metrics") == "txstream_leader 1\n"
+
+
+def test_everything_that_a_browser_loads_is_small(served: Served) -> None:
+    size = len(served.get("/topologies/words/timeline"))
+    for name in ("ui.css", "ui.js", "icon.svg", "look.css"):
+        size += len(served.client.get(f"/static/{name}").content)
+    assert size < 150_000
+
+
+def test_the_command_serves_metrics_if_their_extra_is_there(
+    ledger: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(zookeeper="127.0.0.1:1", database=ledger.url, connect_timeout_seconds=0.1).resolve()
+    asked = metrics_of(settings)
+    assert asked is not None
+    with pytest.raises(ServiceUnavailableError):
+        asked()
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert metrics_of(settings) is None

@@ -1,0 +1,1 @@
+"""What looks behind the results and mends them: fsck, recover, replay, why, delete."""

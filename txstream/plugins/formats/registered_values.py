@@ -1,0 +1,158 @@
+"""Formats whose schemas a registry may have: what Avro and Protobuf share.
+
+Values either carry the ids of their writers' schemas, which a registry has, or were all written by the
+topology's own schema.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import ClassVar, Protocol
+
+import pyarrow as pa
+
+from txstream.api.spouts import SpoutContext
+from txstream.plugins.formats.schema_registry import (
+    HEADER_BYTES,
+    RegisteredSchema,
+    SchemaRegistry,
+    UnknownSchemaError,
+    UnresolvableError,
+    registry_of,
+)
+from txstream.spouts.formats.json_values import BadValueError
+from txstream.spouts.formats.value_formats import FormatArguments, ValueFormat, ValueReader
+
+
+class Decoder(Protocol):
+    """Reads the values of one writer's schema."""
+
+    def read(self, values: Sequence[bytes], skip: int = 0) -> pa.Array: ...
+
+
+class RegisteredFormat(ValueFormat):
+    """A reader's schema. `kind` is its format in the registry's word; `serialized` asks the registry for what
+    this format's decoder reads."""
+
+    takes_registry = True
+    kind: ClassVar[str]
+    serialized: ClassVar[bool] = False
+
+    def __init__(self, given: FormatArguments) -> None:
+        self.errors = given.errors
+        self._registry = (given.schema_registry, given.source) if given.wire_format == "confluent" else None
+
+    @abstractmethod
+    def decoder(self, writer: RegisteredSchema | None) -> Decoder:
+        """Return what reads the values of a writer's schema; None is the topology's own. Raises
+        UnresolvableError."""
+
+    def reader(self, context: SpoutContext) -> ValueReader:
+        if self._registry is None:
+            return PlainReader(self)
+        address, source = self._registry
+        return RegisteredReader(self, partial(registry_of, address, context, source))
+
+    def service(self, context: SpoutContext) -> SchemaRegistry | None:
+        if self._registry is None:
+            return None
+        address, source = self._registry
+        return registry_of(address, context, source)
+
+
+class PlainReader:
+    """Values that were all written by the topology's schema, without ids."""
+
+    def __init__(self, read_as: RegisteredFormat) -> None:
+        self._decoder = read_as.decoder(None)
+
+    def read(self, values: Sequence[bytes | None]) -> pa.Array:
+        """Return the values as a column; None is null. Raises BadValueError for the first that is bad."""
+        rows = [row for row, value in enumerate(values) if value is not None]
+        try:
+            found = self._decoder.read([value for value in values if value is not None])
+        except BadValueError as bad:
+            raise BadValueError(rows[bad.row], bad.reason) from None
+        return _in_order([(rows, found)], len(values))
+
+
+class RegisteredReader:
+    """Values that begin with the ids of their writers' schemas. Lives as long as its emitter, so a schema is
+    resolved once for each worker process."""
+
+    def __init__(self, read_as: RegisteredFormat, registry: Callable[[], SchemaRegistry]) -> None:
+        self._format = read_as
+        self._registry = registry
+        self._decoders: dict[int, Decoder | UnresolvableError] = {}
+
+    def read(self, values: Sequence[bytes | None]) -> pa.Array:
+        """Return the values as a column; None is null. Raises BadValueError for the first that is bad,
+        ServiceUnavailableError while the registry does not answer, and UsageError if it refuses to."""
+        found: list[tuple[Sequence[int], pa.Array]] = []
+        refused: list[BadValueError] = []
+        for header, rows in _by_header(values).items():
+            some = [value for value in values if value is not None]
+            if len(some) != len(rows):
+                some = [values[row] for row in rows]  # type: ignore[misc]
+            try:
+                found.append((rows, self._decoder(header).read(some, HEADER_BYTES)))
+            except BadValueError as bad:
+                refused.append(BadValueError(rows[bad.row], bad.reason))
+            except UnresolvableError as error:
+                refused.append(BadValueError(rows[error.row], f"{self._name_of(header)}: {error}"))
+            except UnknownSchemaError as error:
+                refused.append(BadValueError(rows[0], str(error)))
+        if refused:
+            raise min(refused, key=lambda bad: bad.row)
+        return _in_order(found, len(values)) if found else pa.nulls(len(values), self._format.type)
+
+    def _decoder(self, header: bytes) -> Decoder:
+        if len(header) < HEADER_BYTES or header[0] != 0:
+            raise BadValueError(
+                0,
+                "it has no schema id: it does not begin with a zero byte and four bytes of an id; "
+                "wire_format='plain' reads records without",
+            )
+        schema_id = int.from_bytes(header[1:], "big")
+        known = self._decoders.get(schema_id)
+        if known is None:
+            wanted = self._format
+            schema = self._registry().schema(schema_id, serialized=wanted.serialized)
+            try:
+                if schema.kind != wanted.kind:
+                    raise UnresolvableError(f"it is of type {schema.kind}, the topology reads {wanted.kind}")
+                known = wanted.decoder(schema)
+            except UnresolvableError as error:
+                known = error
+            self._decoders[schema_id] = known
+        if isinstance(known, UnresolvableError):
+            raise known
+        return known
+
+    def _name_of(self, header: bytes) -> str:
+        return self._registry().name_of(int.from_bytes(header[1:], "big"))
+
+
+def _by_header(values: Sequence[bytes | None]) -> dict[bytes, list[int]]:
+    rows: dict[bytes, list[int]] = {}
+    headers = [value if value is None else value[:HEADER_BYTES] for value in values]
+    distinct = set(headers)
+    if len(distinct) == 1 and None not in distinct:
+        return {header: list(range(len(values))) for header in distinct if header is not None}
+    for row, header in enumerate(headers):
+        if header is not None:
+            rows.setdefault(header, []).append(row)
+    return rows
+
+
+def _in_order(parts: Sequence[tuple[Sequence[int], pa.Array]], length: int) -> pa.Array:
+    """Return one column: each part's values in its rows, and null in the rows of none."""
+    (rows, array), *others = parts
+    if not others and len(rows) == length:
+        return array
+    places: list[int | None] = [None] * length
+    for place, row in enumerate(row for rows, _ in parts for row in rows):
+        places[row] = place
+    return pa.concat_arrays([array for _, array in parts]).take(pa.array(places, pa.int64()))

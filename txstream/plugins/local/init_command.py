@@ -1,0 +1,36 @@
+"""`txstream init NAME`: a project folder with a topology, its test and all that they need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from txstream.cli.context import Cli
+from txstream.cli.options import command
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "init", addresses=False, data_dir=False)(init)
+
+
+def init(
+    cli: Cli,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The project's folder, module and topology id.")
+    ],
+) -> None:
+    """Make a project folder with a topology and its test."""
+    from txstream.plugins.local.project.new_project import make_project
+
+    made = make_project(Path.cwd(), name)
+    if cli.as_json:
+        cli.print_json({"folder": str(Path(name).absolute()), "files": made})
+        return
+    for file in made:
+        cli.print(f"{name}/{file}")
+    cli.say(
+        f"\nnow type: cd {name} && python -m pytest -q\n"
+        f"{name}/README.md has the few commands from there to a first count"
+    )

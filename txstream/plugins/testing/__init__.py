@@ -1,0 +1,1 @@
+"""What users test topologies and bolts with. They import it as `txstream.testing`."""
