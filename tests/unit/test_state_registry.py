@@ -23,7 +23,7 @@ from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.state import MemoryBackend, StateDatabase, open_database, open_sql_database, place_of
 from txstream.state.store.memory import forget
-from txstream.testing import Point, TopologyTest
+from txstream.testing import InProcessRunner, Point, TopologyTest
 
 
 class Mine(MemoryBackend):
@@ -223,6 +223,6 @@ def test_a_run_refuses_a_store_that_forgets(
     counts = state("counts", url if where == "a state" else None)
     builder.set_bolt("counts", SqlStateBolt(counts, n=Sum("n"))).fields_grouping("ones", "word")
     settings = Settings(zookeeper="nowhere:1", database=url if where == "the run" else sqlite_url)
-    running = txstream.start(builder.build(), settings=settings)
+    running = txstream.start(builder.build(), settings=settings, runner_factory=InProcessRunner)
     with pytest.raises(UsageError, match=f"{url} forgets everything when the driver ends.*another one"):
         running.wait(20)
