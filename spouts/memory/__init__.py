@@ -1,14 +1,11 @@
 """`MemorySpout`: partitions as lists that can grow while a topology runs, for tests and tutorials.
 
-The rows live in the process that made the spout, and an emitter in that process reads them there. A spout
-that is shipped to another process becomes the address of a spool (`spool`): files in a temporary
-folder, to which every later `append` is written as well.
+The rows live in the process that made the spout, and only there can they be read: by the local runner, by
+`TopologyTest`, by a simulation. Spark's workers are other processes, so a run on Spark refuses the spout.
 """
 
 from __future__ import annotations
 
-import os
-import platform
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,15 +25,13 @@ from txstream.api.spouts import (
 from txstream.core.errors import DataLostError, PartitionUnavailableError, TopologyError, UsageError
 from txstream.core.transaction import TransactionAttempt
 from txstream.spouts.backlog import share_limit
-from txstream.spouts.memory.log import LogView, MemoryLog
-from txstream.spouts.memory.spool import SpoolReader
+from txstream.spouts.memory.log import MemoryLog
 from txstream.spouts.ranges import RecordSpan
 
 _CHUNK_ROWS = 10_000
 
-# The logs of this process by token: a spout that is unpickled here finds its own again.
-_logs: weakref.WeakValueDictionary[str, MemoryLog] = weakref.WeakValueDictionary()
-os.register_at_fork(after_in_child=_logs.clear)
+# The spouts of this process by token: one that was pickled here is found again.
+_spouts: weakref.WeakValueDictionary[str, MemorySpout] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +49,13 @@ class MemorySpout(PartitionedSpout[MemoryRange]):
     max_records_per_partition: upper bound, per batch, on the positions taken from one partition.
 
     Several runs may use it, at once or one after the other. Rows stay until `close`, which is also called at
-    the end of a `with` block, when the last reference goes, and when Python ends.
-    Spark's workers can read it only on the same machine and as the same user as the process that made it;
-    elsewhere they raise UsageError.
+    the end of a `with` block. A run on Spark refuses it; there, read a `FileSpout`.
 
     Raises TopologyError, SchemaError or TupleError for invalid arguments.
     """
 
     meta_type: ClassVar[type[MemoryRange]] = MemoryRange
+    other_process: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -81,11 +75,9 @@ class MemorySpout(PartitionedSpout[MemoryRange]):
             )
         self.output: pa.Schema = parse_schema(output)
         self.max_records_per_partition = max_records_per_partition
-        self._log: MemoryLog | None = MemoryLog(self.output)
+        self._log = MemoryLog(self.output)
         self._token = uuid.uuid4().hex
-        self._spool = ""
-        self._host = platform.node()
-        _logs[self._token] = self._log
+        _spouts[self._token] = self
         for name, rows in (partitions or {}).items():
             if isinstance(rows, (str, bytes)) or not isinstance(rows, Sequence):
                 raise TopologyError(f"partition {name!r} must be a list of rows, not {rows!r:.100}")
@@ -99,21 +91,20 @@ class MemorySpout(PartitionedSpout[MemoryRange]):
     def append(self, partition: str, *rows: Any) -> None:
         """Add rows at the end of a partition, all of them or none; a new name makes a new partition. May be
         called from any thread, before, while and after a topology runs. Raises TupleError, which names
-        partition, row, field and value, and UsageError in any process but the one that made the spout."""
-        self._own().append(partition, rows)
+        partition, row, field and value, and UsageError in a fork of this process."""
+        self._log.append(partition, rows)
 
     def hide(self, partition: str, reason: str = "it is hidden") -> None:
         """Make a partition unreadable until `show`, as an outage does."""
-        self._own().hide(partition, reason)
+        self._log.hide(partition, reason)
 
     def show(self, partition: str) -> None:
         """End what `hide` began."""
-        self._own().show(partition)
+        self._log.show(partition)
 
     def close(self) -> None:
-        """Drop the rows and remove the spool. May be called again."""
-        if self._log is not None:
-            self._log.close()
+        """Drop the rows. May be called again."""
+        self._log.close()
 
     def __enter__(self) -> Self:
         return self
@@ -124,41 +115,31 @@ class MemorySpout(PartitionedSpout[MemoryRange]):
     # --- for the engine ----------------------------------------------------------------------------------
 
     def coordinator(self, context: SpoutContext) -> MemoryCoordinator:
-        """Open the driver's side. Raises UsageError in any process but the one that made the spout."""
-        return MemoryCoordinator(self._own(), self.max_records_per_partition)
+        """Open the driver's side. Raises UsageError after `close`."""
+        self._log.check_open()
+        return MemoryCoordinator(self._log, self.max_records_per_partition)
 
     def emitter(self, context: SpoutContext) -> MemoryEmitter:
-        """Open a reader of the rows. Raises UsageError where they cannot be read: on another host, or after
-        `close`."""
-        if self._log is not None:
-            self._log.check_open()
-            return MemoryEmitter(self._log)
-        reader = SpoolReader(self._spool, self._host)
-        reader.check_there()
-        return MemoryEmitter(reader)
+        """Open a reader of the rows. Raises UsageError after `close`."""
+        self._log.check_open()
+        return MemoryEmitter(self._log)
 
     def identity(self) -> Mapping[str, Any]:
         return {"output": format_schema(self.output)}
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        if self._log is not None:
-            state["_spool"] = self._log.spool()
-        del state["_log"]
-        return state
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _found, (self._token,)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._log = _logs.get(self._token)
 
-    def _own(self) -> MemoryLog:
-        if self._log is None:
-            raise UsageError(
-                "this is the copy of a MemorySpout in another process: rows are added and planned only where "
-                "it was made"
-            )
-        self._log.check_open()
-        return self._log
+def _found(token: str) -> MemorySpout:
+    """Return the spout that was pickled in this process."""
+    spout = _spouts.get(token)
+    if spout is None:
+        raise UsageError(
+            "the rows of a MemorySpout are in the process that made it and cannot be read in another one: "
+            "there, read a FileSpout"
+        )
+    return spout
 
 
 class MemoryCoordinator(PartitionCoordinator[MemoryRange]):
@@ -225,10 +206,10 @@ class MemoryCoordinator(PartitionCoordinator[MemoryRange]):
 
 
 class MemoryEmitter(PartitionEmitter[MemoryRange]):
-    """Reads the log in this process, or the spool of another process."""
+    """Reads the log."""
 
-    def __init__(self, view: LogView) -> None:
-        self._view = view
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
 
     def emit(
         self, attempt: TransactionAttempt, partition: str, meta: MemoryRange
@@ -239,13 +220,13 @@ class MemoryEmitter(PartitionEmitter[MemoryRange]):
         pending: list[pa.RecordBatch] = []
         size = 0
         self._check_readable(partition)
-        for frame in self._view.frames(partition, meta.start, meta.end):
+        for frame in self._log.frames(partition, meta.start, meta.end):
             if frame.marker is not None:
                 yield from self._chunks(partition, pending)
                 pending, size = [], 0
-                if self._view.take(partition, frame.first, frame.marker.times):
+                if self._log.take(partition, frame.first, frame.marker.times):
                     where = f"{attempt}, partition {partition!r}, position {frame.first}"
-                    frame.marker.strike(where, in_worker=self._view.in_worker)
+                    frame.marker.strike(where)
             elif frame.rows is not None:
                 start = max(meta.start - frame.first, 0)
                 part = frame.rows.slice(start, min(meta.end, frame.end) - frame.first - start)
@@ -265,6 +246,6 @@ class MemoryEmitter(PartitionEmitter[MemoryRange]):
             yield batch
 
     def _check_readable(self, partition: str) -> None:
-        reason = self._view.hidden(partition)
+        reason = self._log.hidden(partition)
         if reason is not None:
             raise PartitionUnavailableError(f"partition {partition!r} cannot be read: {reason}")

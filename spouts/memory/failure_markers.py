@@ -3,14 +3,12 @@
     spout = MemorySpout(partitions={"a": ["one", Fail("flaky disk"), "two"]})
 
 A marker takes an offset of its partition but is not a row. A source that meets one while emitting a batch
-asks whether it is still due. It is due the first `times` times, counted over all attempts, processes and
-runs; after that it is skipped silently. With `times=0` it is never due: a position without a row.
+asks whether it is still due. It is due the first `times` times, counted over all attempts and runs; after
+that it is skipped silently. With `times=0` it is never due: a position without a row.
 """
 
 from __future__ import annotations
 
-import signal
-import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NoReturn
@@ -26,9 +24,8 @@ class Marker(ABC):
     times: int
 
     @abstractmethod
-    def strike(self, where: str, *, in_worker: bool) -> NoReturn:
-        """Cause the failure. `where` names partition and offset. `in_worker` says that this process does
-        nothing but emit, so it may die without taking the driver along."""
+    def strike(self, where: str) -> NoReturn:
+        """Cause the failure. `where` names partition and offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +38,20 @@ class Fail(Marker):
     def __post_init__(self) -> None:
         _check_times(self)
 
-    def strike(self, where: str, *, in_worker: bool) -> NoReturn:
+    def strike(self, where: str) -> NoReturn:
         raise BatchFailedError(f"{where}: {self.reason}")
 
 
 @dataclass(frozen=True, slots=True)
 class Crash(Marker):
-    """The worker process that emits is killed (SIGKILL) here. Without worker processes CrashError is raised
-    instead and stands for the death of the driver."""
+    """CrashError is raised here, and stands for the death of the driver."""
 
     times: int = 1
 
     def __post_init__(self) -> None:
         _check_times(self)
 
-    def strike(self, where: str, *, in_worker: bool) -> NoReturn:
-        if in_worker:
-            # To this very thread: otherwise it might run on past this point for a moment.
-            signal.pthread_kill(threading.get_ident(), signal.SIGKILL)
+    def strike(self, where: str) -> NoReturn:
         raise CrashError(f"{where}: a Crash marker stands here")
 
 

@@ -1,9 +1,6 @@
 """The rows behind a `MemorySpout`: partitions that grow at their end, in the process that made them.
 
-Invariants:
-
-- Positions of a partition count from 0. Each holds a row or a marker, and never changes.
-- Once there is a spool, it holds everything in the log: a row is written there before any plan can see it.
+Invariant: positions of a partition count from 0. Each holds a row or a marker, and never changes.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,22 +19,20 @@ from txstream.api.rows import UnfitValueError, to_record_batch
 from txstream.api.schema import format_schema, format_type
 from txstream.core.errors import DataLostError, TupleError, UsageError
 from txstream.spouts.memory.failure_markers import Marker
-from txstream.spouts.memory.spool import Frame, SpoolWriter
 
 
-class LogView(Protocol):
-    """What an emitter reads: the log itself, or its spool in another process."""
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Positions `first` to `end` - 1: that many rows, or one marker."""
 
-    in_worker: bool
+    first: int
+    count: int
+    rows: pa.RecordBatch | None
+    marker: Marker | None
 
-    def frames(self, partition: str, start: int, end: int) -> Iterator[Frame]:
-        """The frames that hold positions `start` to `end` - 1. Raises DataLostError."""
-
-    def hidden(self, partition: str) -> str | None:
-        """Why the partition cannot be read now."""
-
-    def take(self, partition: str, position: int, times: int) -> bool:
-        """Is the marker at `position` still due? If so, this time is counted."""
+    @property
+    def end(self) -> int:
+        return self.first + self.count
 
 
 @dataclass
@@ -50,17 +45,14 @@ class _Partition:
 class MemoryLog:
     """The rows behind a `MemorySpout`. Safe to use from several threads."""
 
-    in_worker = False
-
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
         self.closed = False
         self._owner = os.getpid()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._partitions: dict[str, _Partition] = {}
         self._hidden: dict[str, str] = {}
         self._taken: Counter[tuple[str, int]] = Counter()
-        self._spool: SpoolWriter | None = None
 
     # --- written by the user --------------------------------------------------------------------------
 
@@ -70,8 +62,6 @@ class MemoryLog:
             self.check_open()
             known = self._partitions.get(partition, _Partition())
             frames = list(self._frames(partition, known.end, rows))
-            if self._spool is not None:
-                self._spool.write(partition, frames)
             known.frames += frames
             known.firsts += [frame.first for frame in frames]
             known.end += len(rows)
@@ -81,40 +71,18 @@ class MemoryLog:
         with self._lock:
             self._check_known(partition)
             self._hidden[partition] = reason
-            if self._spool is not None:
-                self._spool.hide(partition, reason)
 
     def show(self, partition: str) -> None:
         with self._lock:
             self._check_known(partition)
             self._hidden.pop(partition, None)
-            if self._spool is not None:
-                self._spool.show(partition)
 
     def close(self) -> None:
         with self._lock:
             self.closed = True
             self._partitions.clear()
-            if self._spool is not None:
-                self._spool.close()
 
-    def spool(self) -> str:
-        """The folder that other processes read. Made and filled when it is first asked for."""
-        with self._lock:
-            self.check_open()
-            if self._spool is None:
-                spool = SpoolWriter(self)
-                for name, partition in self._partitions.items():
-                    spool.write(name, partition.frames)
-                for name, reason in self._hidden.items():
-                    spool.hide(name, reason)
-                for (name, position), times in self._taken.items():
-                    for _ in range(times):
-                        spool.take(name, position, times)
-                self._spool = spool
-            return self._spool.directory
-
-    # --- read by the coordinator and, in this process, by the emitter ----------------------------------
+    # --- read by the coordinator and by emitters -------------------------------------------------------
 
     def ends(self) -> Mapping[str, int]:
         """For each partition, the position after its last."""
@@ -123,6 +91,7 @@ class MemoryLog:
             return {name: partition.end for name, partition in self._partitions.items()}
 
     def frames(self, partition: str, start: int, end: int) -> Iterator[Frame]:
+        """The frames that hold positions `start` to `end` - 1. Raises DataLostError."""
         with self._lock:
             self.check_open()
             known = self._partitions.get(partition)
@@ -137,13 +106,13 @@ class MemoryLog:
         return iter(found)
 
     def hidden(self, partition: str) -> str | None:
+        """Why the partition cannot be read now."""
         with self._lock:
             return self._hidden.get(partition)
 
     def take(self, partition: str, position: int, times: int) -> bool:
+        """Is the marker at `position` still due? If so, this time is counted."""
         with self._lock:
-            if self._spool is not None:
-                return self._spool.take(partition, position, times)
             if self._taken[partition, position] >= times:
                 return False
             self._taken[partition, position] += 1

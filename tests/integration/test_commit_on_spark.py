@@ -14,8 +14,8 @@ import psutil
 import psycopg
 import pytest
 from postgres import PostgresServer
-from support.commit_paths import BY_EXECUTORS, PATHS, check, counted, counting, ledger, paths, word_source
-from support.freezing import TOTALS, Places, frozen, holding_in_its_share, source as frozen_source
+from support.commit_paths import BY_EXECUTORS, PATHS, check, counted, counting, ledger, paths, word_files
+from support.freezing import TOTALS, Places, frozen, holding_in_its_share
 from support.inmemory import attempt
 from support.on_spark import captured, diamond
 from support.storm import states
@@ -62,11 +62,11 @@ def waiting(postgres: PostgresServer, database: str) -> int:
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_its_share_costs_an_attempt(
-    spark: SparkSession, postgres: PostgresServer, postgres_url: str, unique: str
+    spark: SparkSession, postgres: PostgresServer, postgres_url: str, unique: str, tmp_path: Path
 ) -> None:
     """The run takes both paths. Two of the three shares are written when the third one's task dies."""
-    with word_source() as source, ThreadPoolExecutor(1) as helper:
-        topology = counting(source, OpaqueSpout, **PATHS["mixed"])
+    with ThreadPoolExecutor(1) as helper:
+        topology = counting(word_files(tmp_path / "words"), OpaqueSpout, **PATHS["mixed"])
         with TopologyTest(topology, spark=spark, database=postgres_url) as test:
             test.commit(2)
             with holding(postgres, unique, "counts", "ash") as stranger:
@@ -104,8 +104,8 @@ def test_a_worker_that_is_frozen_in_the_middle_of_its_share_costs_an_attempt(
 ) -> None:
     """It holds the fence and a row. PostgreSQL ends its transaction; in the end Spark ends the process."""
     places = Places(tmp_path)
-    with frozen_source() as source, ThreadPoolExecutor(1) as helper:
-        topology = holding_in_its_share(places, source, OpaqueSpout, message_timeout_seconds=8)
+    with ThreadPoolExecutor(1) as helper:
+        topology = holding_in_its_share(places, OpaqueSpout, message_timeout_seconds=8)
         with TopologyTest(topology, spark=spark, database=postgres_url) as test:
             test.commit(1)
 
@@ -126,11 +126,11 @@ def test_a_worker_that_is_frozen_in_the_middle_of_its_share_costs_an_attempt(
 
 
 def test_a_share_that_does_not_get_on_is_cancelled_and_its_successor_waits_for_its_lock(
-    spark: SparkSession, postgres: PostgresServer, postgres_url: str, unique: str
+    spark: SparkSession, postgres: PostgresServer, postgres_url: str, unique: str, tmp_path: Path
 ) -> None:
     """The next attempt can begin only once the old one's transaction has ended, however it ends."""
-    with word_source() as source, ThreadPoolExecutor(1) as helper:
-        topology = counting(source, TransactionalSpout, commit="executors")
+    with ThreadPoolExecutor(1) as helper:
+        topology = counting(word_files(tmp_path / "words"), TransactionalSpout, commit="executors")
         with TopologyTest(topology, spark=spark, database=postgres_url) as test:
             test.commit(2)
             with holding(postgres, unique, "counts", "ash") as stranger:

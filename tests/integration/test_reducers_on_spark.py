@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+from support.row_files import RowFiles
 
 import txstream.engine.batch.sizing
 from txstream.api.builder import TransactionalTopologyBuilder
@@ -16,7 +18,6 @@ from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.aggregate import ReduceBolt
 from txstream.bolts.sql import SqlStateBolt
-from txstream.spouts.memory import MemorySpout
 from txstream.testing import TopologyTest
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def rows_of(partition: str, seed: int) -> list[Row]:
     return rows
 
 
-def storing(source: MemorySpout, commit: Literal["driver", "executors"]) -> Topology:
+def storing(source: RowFiles, commit: Literal["driver", "executors"]) -> Topology:
     builder = TransactionalTopologyBuilder(
         "reducing", "log", OpaqueSpout(source, max_batch_records=45), parallelism=3, commit=commit
     )
@@ -87,6 +88,7 @@ def place(row: Row) -> list[tuple[bool, Any]]:
 def test_every_task_folds_and_the_whole_is_right(
     spark: SparkSession,
     postgres_url: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     commit: Literal["driver", "executors"],
 ) -> None:
@@ -94,10 +96,8 @@ def test_every_task_folds_and_the_whole_is_right(
     monkeypatch.setattr(txstream.engine.batch.sizing, "ONE_TASK_RECORDS", 0)
     monkeypatch.setattr(txstream.engine.batch.sizing, "_TWO_TASK_RECORDS", 0)
     partitions = {name: rows_of(name, seed) for seed, name in enumerate("pqr")}
-    with (
-        MemorySpout("word string, at int, x bigint, text string", partitions) as source,
-        TopologyTest(storing(source, commit), spark=spark, database=postgres_url) as test,
-    ):
+    source = RowFiles(tmp_path / "rows", "word string, at int, x bigint, text string", partitions)
+    with TopologyTest(storing(source, commit), spark=spark, database=postgres_url) as test:
         test.commit(1)
         test.process(2)
         test.fail(2)

@@ -2,60 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.row_files import RowFiles
 from support.source_runs import SourceRun, Store, counting
 
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.engine.spark.session import create_context
 from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.examples import batch_spout
 from txstream.plugins.files import FileSpout
-from txstream.spouts.memory import MemorySpout
-from txstream.spouts.memory.failure_markers import Crash, Fail
 from txstream.spouts.rate import RateSpout
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkContext]:
-    from pyspark import SparkContext
-
-    shared = SparkContext._active_spark_context is not None
-    made = create_context(
-        master="local[2]",
-        conf={"spark.driver.memory": "512m"},
-        log_file=tmp_path_factory.mktemp("spark") / "spark.log",
-    )
-    yield made
-    if not shared:
-        made.stop()
+    from pyspark.sql import SparkSession
 
 
 @pytest.mark.parametrize("semantics", [OpaqueSpout, TransactionalSpout])
-def test_workers_read_what_is_appended_fail_where_told_and_die_where_told(
-    context: SparkContext, semantics: Any
+def test_workers_that_fail_and_die_while_they_read_cost_attempts_and_later_rows_are_read(
+    spark: SparkSession, tmp_path: Path, semantics: Any
 ) -> None:
     store = Store()
-    with MemorySpout(partitions={"p": ["a", Fail(), "b", "c", Crash(), "d"], "q": ["x"] * 5}) as spout:
-        topology = counting(semantics(spout, max_batch_records=3))
-        first = SourceRun(topology, store, make_runner=partial(SparkRunner, context)).complete()
-        assert store.totals("value", "times") == {"a": 1, "b": 1, "c": 1, "d": 1, "x": 5}
-        assert first.loop.statistics.failed_attempts >= 2
-        spout.append("p", "late")
-        spout.append("new", "new")
-        SourceRun(topology, store, make_runner=partial(SparkRunner, context)).complete()
-        assert store.totals("value", "times") == {"a": 1, "b": 1, "c": 1, "d": 1, "x": 5, "late": 1, "new": 1}
+    spout = RowFiles(tmp_path / "rows", partitions={"p": [(x,) for x in "abcd"], "q": [("x",)] * 5})
+    spout.trip("fails")
+    spout.trip("dies")
+    topology = counting(semantics(spout, max_batch_records=3))
+    first = SourceRun(topology, store, make_runner=partial(SparkRunner, spark.sparkContext)).complete()
+    assert store.totals("value", "times") == {"a": 1, "b": 1, "c": 1, "d": 1, "x": 5}
+    assert first.loop.statistics.failed_attempts >= 2
+    spout.append("p", ("late",))
+    spout.append("new", ("new",))
+    SourceRun(topology, store, make_runner=partial(SparkRunner, spark.sparkContext)).complete()
+    assert store.totals("value", "times") == {"a": 1, "b": 1, "c": 1, "d": 1, "x": 5, "late": 1, "new": 1}
 
 
-def test_files_rates_and_batches(context: SparkContext, tmp_path: Path) -> None:
-    make_runner = partial(SparkRunner, context)
+def test_files_rates_and_batches(spark: SparkSession, tmp_path: Path) -> None:
+    make_runner = partial(SparkRunner, spark.sparkContext)
     (tmp_path / "logs").mkdir()
     for name in "ab":
         (tmp_path / "logs" / name).write_text("one\ntwo\n" * 50)

@@ -224,11 +224,11 @@ from beside import Upper
 import txstream.engine.spark.session
 from pyspark.sql import SparkSession
 from txstream import *
+from txstream.plugins.files import FileSpout
 
 
 def topology(name):
-    spout = OpaqueSpout(MemorySpout(partitions={"p": ["a", "b", "a"]}))
-    builder = TransactionalTopologyBuilder(name, "lines", spout)
+    builder = TransactionalTopologyBuilder(name, "lines", OpaqueSpout(FileSpout("lines")))
     builder.set_bolt("upper", Upper()).shuffle_grouping("lines")
     store = SqlStateBolt(SqlState(name, key="value string", value="n bigint"), n=Count())
     builder.set_committer_bolt("store", store).fields_grouping("upper", "value")
@@ -263,7 +263,9 @@ def test_each_run_of_a_process_has_a_java_process_of_its_own(
     launcher: Launcher, tmp_path: Path, unique: str, closed_port: int
 ) -> None:
     """Nothing is left of a failed run, or of another run's settings; what Java prints goes to a file."""
-    (tmp_path / "app").mkdir()
+    for folder in ("app", "lines"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "lines" / "p").write_text("a\nb\na\n")
     (tmp_path / "app" / "main.py").write_text(SCRIPT)
     (tmp_path / "app" / "beside.py").write_text(BESIDE)
     ended = subprocess.run(

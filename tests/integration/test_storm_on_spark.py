@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.kafka_topics import Topics
+from support.row_files import RowFiles
 from support.runs import Launcher
 from support.storm import (
     IN_COMMIT,
     IN_PROCESSING,
+    Row,
     all_rows,
-    append,
     check_tables,
     emitted,
     expected,
-    held,
     joined,
 )
 from support.tables import read_counts, read_rows
@@ -25,8 +26,7 @@ from txstream.api.topology import Phase
 from txstream.core.fault_points import Point
 from txstream.examples.storm_counts import FIELDS, graph
 from txstream.plugins.local.embedded import Services
-from txstream.spouts.memory import MemorySpout
-from txstream.testing import AttemptState, TopologyTest
+from txstream.testing import Attempt, AttemptState, TopologyTest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,14 +36,17 @@ HALF = 1340
 RECORDS = {f"p{p}": [(f"w{i * (p + 1) % 11}-{p}", i % 7) for i in range(2 * HALF)] for p in range(3)}
 
 
-def test_phases_replays_crashes_and_a_partition_that_is_away(spark: SparkSession) -> None:
-    with (
-        MemorySpout(FIELDS, RECORDS, max_records_per_partition=HALF) as source,
-        TopologyTest(graph(OpaqueSpout(source)), spark=spark) as test,
-    ):
+def test_phases_replays_crashes_and_a_partition_that_is_away(spark: SparkSession, tmp_path: Path) -> None:
+    source = RowFiles(tmp_path / "records", FIELDS, RECORDS, max_records_per_partition=HALF)
+
+    def held(attempt: Attempt) -> list[Row]:
+        """Return the records of an attempt, by the ranges that it holds."""
+        return [row for name, span in attempt.partitions.items() for row in source.rows(name, span)]
+
+    with TopologyTest(graph(OpaqueSpout(source)), spark=spark) as test:
         test.process(2)
         first = test.attempts(1)[0]
-        wanted = expected(held(first, RECORDS))
+        wanted = expected(held(first))
         assert emitted(first) == {
             **{name: wanted[name] for name in IN_PROCESSING},
             **dict.fromkeys(IN_COMMIT),
@@ -53,26 +56,25 @@ def test_phases_replays_crashes_and_a_partition_that_is_away(spark: SparkSession
 
         test.commit(1)
         failed = test.fail(2, at=Point.INSIDE_COMMIT)
-        assert emitted(failed) == expected(held(failed, RECORDS)), "its committers ran before it failed"
-        check_tables(test, held(first, RECORDS))
+        assert emitted(failed) == expected(held(failed)), "its committers ran before it failed"
+        check_tables(test, held(first))
         source.hide("p2")
         replayed = test.commit(2)
         assert (failed.state, replayed.state) == (AttemptState.FAILED, AttemptState.COMMITTED)
         assert (set(failed.partitions), set(replayed.partitions)) == ({"p0", "p1", "p2"}, {"p0", "p1"})
-        check_tables(test, [row for attempt in (first, replayed) for row in held(attempt, RECORDS)])
+        check_tables(test, [row for attempt in (first, replayed) for row in held(attempt)])
 
         more = {"p3": [("late", 1), ("late", 2)]}
-        append(source, more)
+        source.append("p3", *more["p3"])
         source.show("p2")
         test.process(3)
         test.crash()  # this also drops what was kept for the commit of txid 3
         test.restart()
         test.run()
-        records = joined(RECORDS, more)
         for txid in range(1, test.current):
             attempt = test.attempts(txid)[-1]
-            assert emitted(attempt) == expected(held(attempt, records))
-        check_tables(test, all_rows(records))
+            assert emitted(attempt) == expected(held(attempt))
+        check_tables(test, all_rows(joined(RECORDS, more)))
         committed = [
             call.attempt.txid
             for call in test.calls()

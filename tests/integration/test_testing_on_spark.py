@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.bolts import words_state
 from support.guide import DOCS, examples, fixtures_of, load
+from support.row_files import RowFiles
 from support.word_topologies import Total, word_topology
 
 from txstream.api.bolts import DataFrameBolt
@@ -17,8 +18,7 @@ from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.bolts.sql import SqlStateBolt
 from txstream.core.errors import TupleError
 from txstream.engine.batch.runner_contract import edges_of
-from txstream.spouts.memory import MemorySpout
-from txstream.testing import AttemptState, Crash, Fail, TopologyTest, run_bolt
+from txstream.testing import AttemptState, TopologyTest, run_bolt
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,10 +41,14 @@ class CountWords(DataFrameBolt):
         }
 
 
-def test_a_topology_steps_fails_and_restarts_as_it_does_without_spark(spark: SparkSession) -> None:
-    source = MemorySpout("value string", {"p": ["a b", "b", "c", "a", "d d", "a"], "q": [Fail("flaky")]})
-    topology = word_topology(source, spout=TransactionalSpout, max_batch_records=3, parallelism=2)
-    with source, TopologyTest(topology, spark=spark) as test:
+def test_a_topology_steps_fails_and_restarts_as_it_does_without_spark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lines = ["a b", "b", "c", "a", "d d", "a"]
+    source = RowFiles(tmp_path / "rows", partitions={"p": [(line,) for line in lines]})
+    source.trip("fails")
+    topology = word_topology(source, spout=TransactionalSpout, max_batch_records=2, parallelism=2)
+    with TopologyTest(topology, spark=spark) as test:
         first = test.process(1)
         assert [attempt.state for attempt in test.attempts(1)] == ["failed", "committing"]
         assert first.emitted("split") == [("a",), ("b",), ("b",)]
@@ -69,13 +73,12 @@ def test_a_topology_steps_fails_and_restarts_as_it_does_without_spark(spark: Spa
         ]
 
 
-def test_a_marker_that_crashes_kills_a_worker_and_the_batch_is_replayed(
-    spark: SparkSession, unique: str
-) -> None:
+def test_a_batch_whose_worker_dies_is_replayed(spark: SparkSession, tmp_path: Path, unique: str) -> None:
     """The state is in the driver's memory, so the deltas come to the driver."""
-    source = MemorySpout("value string", {"p": ["a", Crash(), "b"]})
+    source = RowFiles(tmp_path / "rows", partitions={"p": [("a",), ("b",)]})
+    source.trip("dies")
     topology, database = word_topology(source, max_batch_records=5), f"memory://{unique}"
-    with source, TopologyTest(topology, spark=spark, database=database) as test:
+    with TopologyTest(topology, spark=spark, database=database) as test:
         test.commit(1)
         assert [attempt.state for attempt in test.attempts(1)] == [
             AttemptState.FAILED,
@@ -84,14 +87,14 @@ def test_a_marker_that_crashes_kills_a_worker_and_the_batch_is_replayed(
         assert test.table("words") == {"a": 1, "b": 1}
 
 
-def test_a_topology_with_a_dataframe_bolt(spark: SparkSession) -> None:
-    source = MemorySpout("word string", {"p": ["a", "B", "a"]})
+def test_a_topology_with_a_dataframe_bolt(spark: SparkSession, tmp_path: Path) -> None:
+    source = RowFiles(tmp_path / "rows", "word string", {"p": [("a",), ("B",), ("a",)]})
     builder = TransactionalTopologyBuilder("frames", "words", OpaqueSpout(source))
     builder.set_bolt("count", CountWords()).shuffle_grouping("words")
     builder.set_committer_bolt("shouts", Total()).global_grouping("count", stream="shouting")
     store = SqlStateBolt(words_state(), n=Sum("n"))
     builder.set_committer_bolt("store", store).fields_grouping("count", "word")
-    with source, TopologyTest(builder.build(), spark=spark) as test:
+    with TopologyTest(builder.build(), spark=spark) as test:
         batch = test.commit(1)
         assert sorted(batch.emitted("count")) == [("B", 1), ("a", 2)]
         assert batch.emitted("count", "shouting") == [("B",)]
@@ -147,5 +150,5 @@ def test_the_examples_of_the_guide_that_need_services(spark: SparkSession, tmp_p
             needed = fixtures_of(function, call)
             if needed:
                 function(**{name: fixtures[name] for name in needed}, **call)
-                ran += needed
-    assert ran == ["spark", "tmp_path"]
+                ran += sorted(needed)
+    assert ran == ["spark", "tmp_path", "tmp_path"]

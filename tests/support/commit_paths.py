@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import txstream.plugins.testing.driver
+from support.row_files import RowFiles
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
@@ -48,8 +50,14 @@ def word_source() -> MemorySpout:
     return MemorySpout("word string", WORDS, max_records_per_partition=2)
 
 
+def word_files(folder: Path) -> RowFiles:
+    """Return the same for Spark."""
+    rows = {name: [(word,) for word in words] for name, words in WORDS.items()}
+    return RowFiles(folder, "word string", rows, max_records_per_partition=2)
+
+
 def counting(
-    source: MemorySpout,
+    source: MemorySpout | RowFiles,
     spout: Any = OpaqueSpout,
     *,
     second: str | None = None,

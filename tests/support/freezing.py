@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from support.on_spark import note, notes, wait_for
+from support.row_files import RowFiles
 from txstream.api.bolts import BatchBolt, Committer, OutputCollector, TopologyContext, WorkerContext
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.reducers import custom
@@ -29,7 +30,6 @@ from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
 from txstream.core.transaction import TransactionAttempt
 from txstream.core.waits import wait_until
-from txstream.spouts.memory import MemorySpout
 from txstream.testing import TopologyTest
 
 if TYPE_CHECKING:
@@ -77,12 +77,9 @@ class AddsAndHolds:
         return one + other
 
 
-def source() -> MemorySpout:
-    return MemorySpout("word string, n bigint", AMOUNTS, max_records_per_partition=2)
-
-
-def holding_in_its_share(places: Places, rows: MemorySpout, spout: Any, **options: Any) -> Topology:
+def holding_in_its_share(places: Places, spout: Any, **options: Any) -> Topology:
     """Return a topology of sums by word, written by executors."""
+    rows = RowFiles(places.folder / "rows", "word string, n bigint", AMOUNTS, max_records_per_partition=2)
     builder = TransactionalTopologyBuilder(
         "frozen", "words", spout(rows), commit="executors", max_spout_pending=1, **options
     )
@@ -165,8 +162,9 @@ def freeze_an_executor(spark: SparkSession, folder: Path, url: str) -> dict[str,
     """Freeze an executor, JVM and Python, when its committer is about to write; wake it once the next batch
     is committed. Return how the batch went, how the zombie's write ended, and the table at the end."""
     places = Places(folder)
-    many = [f"w{number % 7}" for number in range(MANY)]
-    with MemorySpout("word string", {"a": many, "b": many}) as rows, ThreadPoolExecutor(1) as helper:
+    many = [(f"w{number % 7}",) for number in range(MANY)]
+    rows = RowFiles(folder / "rows", "word string", {"a": many, "b": many})
+    with ThreadPoolExecutor(1) as helper:
         builder = TransactionalTopologyBuilder("zombie", "words", OpaqueSpout(rows), 2)
         builder.set_committer_bolt("counts", HoldsBeforeItWrites(places), 2).fields_grouping("words", "word")
         with TopologyTest(builder.build(), spark=spark, database=url) as test:
@@ -185,11 +183,11 @@ def freeze_an_executor(spark: SparkSession, folder: Path, url: str) -> dict[str,
                 return worker, others
 
             freezing = helper.submit(freeze)
-            rows.append("a", "w1", "w2")
-            rows.append("b", "w2", "w3")
+            rows.append("a", ("w1",), ("w2",))
+            rows.append("b", ("w2",), ("w3",))
             test.commit(2)
             worker, others = freezing.result()
-            rows.append("a", "w3")
+            rows.append("a", ("w3",))
             test.commit(3)
             # Only the worker: the executor would hear that the task was cancelled, and kill the worker.
             worker.send_signal(signal.SIGCONT)

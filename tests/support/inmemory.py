@@ -86,6 +86,7 @@ class MemorySource(PartitionedSpout[Range]):
     """`chunk` rows make one Arrow batch."""
 
     meta_type: ClassVar[type[Any]] = Range
+    other_process: ClassVar[bool] = False
 
     def __init__(self, log: MemoryLog, output: str = "value string", chunk: int = 3) -> None:
         self.log_name = log.name

@@ -1,10 +1,11 @@
-"""Topologies over a `MemorySpout` for tests of the testing kit."""
+"""Topologies over rows in memory or in files, for tests of the testing kit."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from support.bolts import CountByHand, Split, words_state
+from support.row_files import RowFiles
 from txstream.api.bolts import BatchBolt, OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.reducers import Sum
@@ -32,7 +33,7 @@ class Total(BatchBolt):
 
 
 def word_topology(
-    source: MemorySpout,
+    source: MemorySpout | RowFiles,
     *,
     spout: type[SourceSpout[Any]] = OpaqueSpout,
     max_batch_records: int = 2,

@@ -30,6 +30,7 @@ from txstream.engine.run import start
 from txstream.engine.spark.log import prune_logs
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.settings import Settings
+from txstream.testing import InProcessRunner
 
 REPORT = RunReport(
     topology="words",
@@ -217,7 +218,7 @@ def test_a_run_that_was_stopped_at_once_says_how_far_it_was(
     tier.loop = loop
     driver = SimpleNamespace(tier=tier, run=lambda: stopped(), is_told_to_stop=True, state="running")
     monkeypatch.setattr(txstream.engine.run, "Driver", lambda *_, **__: driver)
-    running = start(topology, settings=Settings(zookeeper="127.0.0.1:1"))
+    running = start(topology, settings=Settings(zookeeper="127.0.0.1:1"), runner_factory=InProcessRunner)
     with pytest.raises(RunAbortedError) as caught:
         running.wait(60)
     assert str(caught.value) == f"topology 'word-count' {told}"

@@ -161,7 +161,7 @@ def test_the_documents_of_a_run_are_as_the_guide_says(
 
 CODE = """
 from support.replays import Changed, Words, topology
-from txstream.plugins.files import FileSpout
+from txstream.spouts.files import FileSpout
 
 def made(changed: bool = False):
     return topology(FileSpout("lines"), Changed if changed else Words)

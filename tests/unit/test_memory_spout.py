@@ -1,25 +1,20 @@
-"""`MemorySpout`: rows in memory, read in this process or, through its spool, in another one."""
+"""`MemorySpout`: rows in memory, read in the process that made it, and in no other."""
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import pickle
-import platform
-import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.inmemory import CONTEXT, attempt
 from support.lists import each
 
-from txstream.api.spouts import OpaqueSpout, Unavailable
+from txstream.api.spouts import Unavailable
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import (
     BatchFailedError,
@@ -27,7 +22,6 @@ from txstream.core.errors import (
     DataLostError,
     PartitionUnavailableError,
     SchemaError,
-    ServiceUnavailableError,
     TopologyError,
     TupleError,
     UsageError,
@@ -49,33 +43,15 @@ def read(emitter: MemoryEmitter, partition: str, start: int, end: int) -> list[A
     return [row["value"] for batch in batches for row in batch.to_pylist()]
 
 
-def elsewhere(spout: MemorySpout) -> MemorySpout:
-    """Return what another process on this machine gets: a copy that does not find the log."""
-    token = spout._token
-    log = memory._logs.pop(token)
-    try:
-        copy: MemorySpout = pickle.loads(pickle.dumps(spout))
-        return copy
-    finally:
-        memory._logs[token] = log
-
-
-def spool_of(spout: MemorySpout) -> Path:
-    pickle.dumps(spout)
-    assert spout._log is not None
-    return Path(spout._log.spool())
-
-
 @pytest.fixture
 def spout() -> Iterator[MemorySpout]:
     with MemorySpout(partitions={"a": LINES, "b": ["x"]}) as made:
         yield made
 
 
-@pytest.fixture(params=["here", "elsewhere"])
-def emitter(request: pytest.FixtureRequest, spout: MemorySpout) -> MemoryEmitter:
-    """An emitter in this process, and one as in another process."""
-    return (spout if request.param == "here" else elsewhere(spout)).emitter(CONTEXT)
+@pytest.fixture
+def emitter(spout: MemorySpout) -> MemoryEmitter:
+    return spout.emitter(CONTEXT)
 
 
 # --- rows ---------------------------------------------------------------------------------------------------
@@ -111,10 +87,9 @@ def test_long_ranges_come_in_chunks(monkeypatch: pytest.MonkeyPatch, emitter: Me
 def test_typed_rows() -> None:
     given = [("a", 1), ["b", None]]
     with MemorySpout("word string, n bigint", {"p": given}) as spout:
-        for copy in (spout, elsewhere(spout)):
-            (batch,) = copy.emitter(CONTEXT).emit(attempt(1), "p", MemoryRange(0, 2))
-            assert batch.schema.equals(spout.output)
-            assert batch.to_pylist() == [{"word": "a", "n": 1}, {"word": "b", "n": None}]
+        (batch,) = spout.emitter(CONTEXT).emit(attempt(1), "p", MemoryRange(0, 2))
+        assert batch.schema.equals(spout.output)
+        assert batch.to_pylist() == [{"word": "a", "n": 1}, {"word": "b", "n": None}]
 
 
 def test_a_tuple_is_always_a_row_and_a_list_may_be_a_value() -> None:
@@ -178,12 +153,6 @@ def test_a_hidden_partition_is_left_out_and_comes_back(spout: MemorySpout, emitt
     spout.show("a")
     assert coordinator.plan({}, 100).keys() == {"a", "b"}
     assert read(emitter, "a", 0, 1) == ["one"]
-
-
-def test_hidden_before_it_was_shipped(spout: MemorySpout) -> None:
-    spout.hide("a")
-    with pytest.raises(PartitionUnavailableError, match="it is hidden"):
-        read(elsewhere(spout).emitter(CONTEXT), "a", 0, 1)
 
 
 def test_targets(spout: MemorySpout) -> None:
@@ -261,19 +230,6 @@ def test_a_fail_marker_fails_the_batch_so_many_times(spout: MemorySpout, emitter
     assert read(emitter, "m", 1, 2) == []
 
 
-def test_strikes_are_counted_over_processes(spout: MemorySpout) -> None:
-    spout.append("m", Fail(times=3), "after")
-    first = spout.emitter(CONTEXT)
-    with pytest.raises(BatchFailedError):
-        read(first, "m", 0, 2)  # counted in memory: there is no spool yet
-    others = [elsewhere(spout).emitter(CONTEXT) for _ in range(2)]
-    for other in others:
-        with pytest.raises(BatchFailedError):
-            read(other, "m", 0, 2)
-    for emitter in (first, *others):
-        assert read(emitter, "m", 0, 2) == ["after"]
-
-
 def test_a_marker_that_never_strikes(spout: MemorySpout, emitter: MemoryEmitter) -> None:
     spout.append("m", Fail(times=0), "x", Crash(times=0))
     assert read(emitter, "m", 0, 3) == ["x"]
@@ -304,153 +260,41 @@ def test_markers_strike_a_number_of_times(marker: Any, times: Any) -> None:
 
 # --- other processes ----------------------------------------------------------------------------------------
 
-CHILD = """
-import json, pickle, sys
-from support.inmemory import CONTEXT, attempt
-from txstream.spouts.memory import MemoryRange
-emitter = pickle.load(sys.stdin.buffer).emitter(CONTEXT)
-while line := sys.stdin.buffer.readline():
-    partition, start, end = json.loads(line)
-    batches = emitter.emit(attempt(1), partition, MemoryRange(start, end))
-    print(json.dumps([value for batch in batches for value in batch.to_pydict()["value"]]), flush=True)
-"""
-
-
-def test_a_child_process_reads_what_is_appended_while_it_runs(spout: MemorySpout) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-    )
-    questions, answers = child.stdin, child.stdout
-    assert questions is not None
-    assert answers is not None
-
-    def ask(*question: Any) -> Any:
-        questions.write(json.dumps(question).encode() + b"\n")
-        questions.flush()
-        return json.loads(answers.readline())
-
-    try:
-        questions.write(pickle.dumps(spout))
-        assert ask("a", 0, 5) == LINES
-        spout.append("a", "später", "🙂")
-        spout.append("new", "n", Crash(), "m")
-        assert ask("a", 4, 7) == ["five", "später", "🙂"]
-        assert ask("new", 0, 1) == ["n"]
-        questions.write(b'["new", 0, 3]\n')
-        questions.flush()
-        assert child.wait(60) == -signal.SIGKILL
-        assert rows(spout, "new", 0, 3) == ["n", "m"], "the crash was counted"
-    finally:
-        child.kill()
-        child.communicate()
-
 
 def test_a_copy_in_this_process_is_the_same_spout(spout: MemorySpout) -> None:
-    copy = pickle.loads(pickle.dumps(spout))
-    copy.append("a", "six")
-    assert rows(spout, "a", 5, 6) == ["six"]
+    assert pickle.loads(pickle.dumps(spout)) is spout
 
 
-def test_a_copy_elsewhere_only_reads(spout: MemorySpout) -> None:
-    copy = elsewhere(spout)
-    for call in (lambda: copy.append("a", "x"), lambda: copy.coordinator(CONTEXT), lambda: copy.hide("a")):
-        with pytest.raises(UsageError, match="only where it was made"):
-            call()
+def test_another_process_is_told_what_to_read_instead(spout: MemorySpout) -> None:
+    program = "import pickle, sys; pickle.load(sys.stdin.buffer)"
+    child = subprocess.run(
+        [sys.executable, "-c", program], input=pickle.dumps(spout), capture_output=True, check=False
+    )
+    assert b"UsageError: the rows of a MemorySpout are in the process that made it" in child.stderr
+    assert b"there, read a FileSpout" in child.stderr
 
 
-def test_the_spool_is_private(spout: MemorySpout) -> None:
-    folder = spool_of(spout)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
-
-
-def test_close_removes_the_spool_and_everything_says_so(spout: MemorySpout) -> None:
-    folder = spool_of(spout)
-    copy = elsewhere(spout)
+def test_once_it_is_closed_everything_says_so(spout: MemorySpout) -> None:
     spout.close()
     spout.close()
-    assert not folder.exists()
     for call in (
         lambda: spout.append("a", "x"),
         lambda: spout.coordinator(CONTEXT),
         lambda: spout.emitter(CONTEXT),
-        lambda: pickle.dumps(spout),
     ):
         with pytest.raises(UsageError, match="was closed"):
             call()
-    with pytest.raises(UsageError, match="was closed, or its process has ended"):
-        copy.emitter(CONTEXT)
 
 
-def test_the_spool_goes_with_its_last_user() -> None:
-    spout = MemorySpout(partitions={"a": ["x"]})
-    folder = spool_of(spout)
-    wrapped = OpaqueSpout(spout)
-    del spout
-    gc.collect()
-    assert folder.exists()
-    del wrapped
-    gc.collect()
-    assert not folder.exists()
-
-
-def test_a_fork_leaves_the_spool_and_the_rows_alone(spout: MemorySpout) -> None:
-    folder = spool_of(spout)
-    assert spout._log is not None
+def test_a_fork_cannot_add_rows_that_nobody_would_read(spout: MemorySpout) -> None:
     child = os.fork()
     if child == 0:
         code = 1
         try:
             spout.append("a", "from the fork")
         except UsageError:
-            spout._log._spool.close()  # type: ignore[union-attr]
             code = 0
         finally:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
-    assert folder.exists()
     assert rows(spout, "a", 0, 5) == LINES
-
-
-def test_on_another_host_the_error_says_where_the_rows_are(
-    spout: MemorySpout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = elsewhere(spout)
-    copy._spool = str(spool_of(spout).with_name("not-here"))
-    monkeypatch.setattr(platform, "node", lambda: "worker-7")
-    with pytest.raises(UsageError, match=rf"on the host {copy._host}.* cannot be read on worker-7"):
-        copy.emitter(CONTEXT)
-
-
-def test_a_file_that_was_not_written_to_its_end_is_not_believed(
-    spout: MemorySpout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spool_of(spout)
-    copy = elsewhere(spout).emitter(CONTEXT)
-
-    def killed(path: Path, target: Path) -> Path:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        spout.append("a", "six")
-    assert read(copy, "a", 0, 5) == LINES
-    with pytest.raises(DataLostError):
-        read(copy, "a", 0, 6)
-
-
-def test_a_full_disk_adds_nothing(spout: MemorySpout, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = spool_of(spout)
-    before = {file.name: file.read_bytes() for file in folder.iterdir()}
-
-    def full(path: Path, target: Path) -> Path:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", full)
-        with pytest.raises(ServiceUnavailableError, match=r"No space left.*none was added"):
-            spout.append("a", "more")
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
-    spout.append("a", "six")
-    assert read(elsewhere(spout).emitter(CONTEXT), "a", 4, 6) == ["five", "six"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from pyspark import SparkConf, SparkContext
-from support.inmemory import MemoryLog, MemorySource
 from support.lists import each
+from support.on_spark import NotedSource
 
 from txstream.api.bolts import BasicBolt, Bolt, DataFrameBolt, OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder
@@ -53,7 +53,7 @@ def test_a_local_master_has_one_worker_and_says_so(
 
 
 def built(workers: int | None) -> Topology:
-    source = OpaqueSpout(MemorySource(MemoryLog({}), "word string"))
+    source = OpaqueSpout(NotedSource(output="word string"))
     builder = TransactionalTopologyBuilder("t", "lines", source, workers=workers)
     state = SqlState("words", key="word string", value="n bigint")
     builder.set_bolt("store", SqlStateBolt(state, n=Count())).fields_grouping("lines", "word")
@@ -103,7 +103,7 @@ def test_java_compiles_thoroughly_where_a_bolt_is_its_work(
 
     monkeypatch.setattr(session, "launch", launch)
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
-    source = OpaqueSpout(MemorySource(MemoryLog({}), "word string"))
+    source = OpaqueSpout(NotedSource(output="word string"))
     builder = TransactionalTopologyBuilder("t", "lines", source)
     builder.set_bolt("bolt", bolt).shuffle_grouping("lines")
     services = RunServices(builder._build(stacklevel=2), Settings(master="local[1]", spark_conf=conf))

@@ -15,7 +15,7 @@ from support.source_runs import SourceRun, Store, counting
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.core.errors import DataLostError
 from txstream.examples import batch_spout
-from txstream.plugins.files import FileSpout
+from txstream.spouts.files import FileSpout
 from txstream.spouts.memory import MemorySpout
 from txstream.spouts.memory.failure_markers import Crash, CrashError, Fail
 from txstream.spouts.rate import RateSpout

@@ -12,9 +12,8 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
-from support.bolts import word_count
-from support.inmemory import MemoryLog
 from support.lists import each
+from support.on_spark import diamond
 
 from txstream.core.errors import BoltError, ServiceUnavailableError, SparkLostError, UsageError
 from txstream.engine.spark import master as masters
@@ -159,7 +158,7 @@ def test_what_is_no_master_is_refused_without_spark(url: str, words: str) -> Non
     with pytest.raises(UsageError, match=words):
         Master(url).refuse()
     with pytest.raises(UsageError, match=words):
-        RunServices(word_count(MemoryLog({})), Settings(master=url))
+        RunServices(diamond(), Settings(master=url))
 
 
 @each(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.inmemory import MemoryLog, MemorySource
 from support.lists import each
 
 from txstream import (
     Count,
+    MemorySpout,
     OpaqueSpout,
     Settings,
     SqlState,
@@ -19,11 +20,11 @@ from txstream import (
     UsageError,
 )
 from txstream.engine.run import run, start
+from txstream.testing import TopologyTest
 
 
 def builder() -> TransactionalTopologyBuilder:
-    source = OpaqueSpout(MemorySource(MemoryLog({}), "word string"))
-    made = TransactionalTopologyBuilder("t", "lines", source)
+    made = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySpout("word string")))
     store = SqlStateBolt(SqlState("words", key="word string", value="n bigint"), n=Count())
     made.set_committer_bolt("store", store).fields_grouping("lines", "word")
     return made
@@ -52,3 +53,16 @@ def test_what_is_in_another_ones_place_is_told_in_a_sentence(
 ) -> None:
     with pytest.raises(UsageError, match=told):
         begin(*make_arguments())
+
+
+@each("begin", [run, start])
+def test_rows_in_this_process_are_refused_on_spark_before_anything_is_written(
+    begin: Any, tmp_path: Path
+) -> None:
+    told = "'lines' reads a MemorySpout, .* where Spark's workers cannot read it; use a FileSpout, or run it"
+    with pytest.raises(UsageError, match=told):
+        begin(topology(), settings=Settings(zookeeper="nowhere:1", data_dir=tmp_path / "data"))
+    assert list(tmp_path.iterdir()) == []
+    session: Any = object()
+    with pytest.raises(UsageError, match=told), TopologyTest(topology(), spark=session):
+        pass

@@ -27,7 +27,7 @@ from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase, open_database, open_sql_database, place_of
 from txstream.state.sql import framework_tables
 from txstream.state.sql.sqlite import SQLiteDialect
-from txstream.testing import Point, TopologyTest
+from txstream.testing import InProcessRunner, Point, TopologyTest
 
 
 class Mine(MemoryBackend):
@@ -263,6 +263,6 @@ def test_a_run_refuses_a_store_that_forgets(
     counts = state("counts", url if where == "a state" else None)
     builder.set_bolt("counts", SqlStateBolt(counts, n=Sum("n"))).fields_grouping("ones", "word")
     settings = Settings(zookeeper="nowhere:1", database=url if where == "the run" else sqlite_url)
-    running = txstream.start(builder.build(), settings=settings)
+    running = txstream.start(builder.build(), settings=settings, runner_factory=InProcessRunner)
     with pytest.raises(UsageError, match=f"{url} forgets everything when the driver ends.*another one"):
         running.wait(20)

@@ -196,7 +196,7 @@ def test_what_code_of_the_topology_raises_on_the_driver_is_an_error_of_the_run(
         raise ending
 
     monkeypatch.setattr(Driver, "run", run)
-    running = start(word_count(MemoryLog(LINES)))
+    running = start(word_count(MemoryLog(LINES)), runner_factory=InProcessRunner)
     message = (
         rf"topology 'word-count' was ended by {type(ending).__name__}: .* \(in test_worker_.*, line \d+\)"
     )

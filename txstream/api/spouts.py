@@ -184,6 +184,9 @@ class PartitionedSpout(ABC, Generic[Meta]):
 
     output: str | pa.Schema
     meta_type: ClassVar[type[Any]]
+    other_process: ClassVar[bool] = True
+    """Whether other processes can read it. Spark's workers are such: a run on Spark refuses a source that is
+    in its own process alone."""
     max_records_per_partition: int | None = None
     """The most records that a plan takes from one partition, if `limit` is not the only bound. A batch that
     takes as many was cut off there, so the next one is planned at once, without a wait for more records."""

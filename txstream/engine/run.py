@@ -8,7 +8,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -25,7 +24,6 @@ from txstream.engine.loop.open_batches import Watcher, Watchers
 from txstream.engine.loop.planning import GATHER_SECONDS
 from txstream.engine.loop.report import RunProgress, RunReport
 from txstream.engine.notebook import in_notebook, show_live
-from txstream.engine.spark.log import writable_spark_log
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver, RunnerFactory, Tier
 from txstream.engine.start.run_services import RunServices
@@ -286,12 +284,9 @@ def start(
         raise UsageError(f"until_txid is {until_txid}; txids begin at 1")
     if until_txid is not None and topology.tier != BATCHES:
         raise UsageError(f"topology {topology.id!r} is of tracked tuples, which have no txids")
-    settings = (settings or Settings()).resolve()
-    if spark is None and runner_factory is None and settings.spark_log is None:
-        settings = replace(settings, spark_log=writable_spark_log(settings.log_dir, topology.id))
     return RunningTopology(
         topology,
-        settings,
+        (settings or Settings()).resolve(),
         spark=spark,
         until=until,
         until_txid=until_txid,

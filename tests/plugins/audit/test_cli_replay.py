@@ -23,7 +23,7 @@ from txstream.settings import Settings
 CODE = """
 from pathlib import Path
 from support.replays import Changed, Words, topology
-from txstream.plugins.files import FileSpout
+from txstream.spouts.files import FileSpout
 
 def made(changed: bool = False):
     return topology(FileSpout("lines"), Changed if changed else Words)

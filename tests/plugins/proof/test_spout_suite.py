@@ -112,7 +112,6 @@ class MemoryHarness(SpoutHarness):
     """The source that most tests of this project run on; its log is a dictionary in this process."""
 
     settle_seconds = 0
-    other_process = False
 
     def __init__(self) -> None:
         self.log = MemoryLog({"a": [], "b": []})
@@ -288,7 +287,7 @@ def test_a_source_that_hangs_without_an_outage_is_given_up(
 def test_what_does_not_apply_is_reported_with_the_reason() -> None:
     report = check_spout(MemoryHarness)
     assert dict(report.not_applicable) == {
-        "same-rows-in-another-process": "the log cannot be read by another process (other_process is False)",
+        "same-rows-in-another-process": "another process cannot read the source (other_process is False)",
         "lost-rows-are-told": "the harness has no lose()",
         "a-lost-place-is-told": "the harness has no lose()",
         "lag-goes-to-zero": "the source does not know its lag (lag_records is None)",

@@ -250,7 +250,7 @@ class LateCoordinator(MemoryCoordinator):
 
 class LateSpout(MemorySpout):
     def coordinator(self, context: SpoutContext) -> MemoryCoordinator:
-        coordinator = LateCoordinator(self._own(), None)
+        coordinator = LateCoordinator(self._log, None)
         coordinator.spout = self
         return coordinator
 
@@ -273,7 +273,7 @@ class PlanFails(MemoryCoordinator):
 
 class PlanFailsSpout(MemorySpout):
     def coordinator(self, context: SpoutContext) -> MemoryCoordinator:
-        return PlanFails(self._own(), None)
+        return PlanFails(self._log, None)
 
 
 def test_why_a_plan_has_failed_is_told() -> None:

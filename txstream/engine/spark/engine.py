@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow.acero  # noqa: F401 - otherwise the first batch imports it, when it groups rows
 from pyspark import cloudpickle
 
-from txstream.core.errors import SparkLostError
+from txstream.api.topology import Topology
+from txstream.core.errors import SparkLostError, UsageError
+from txstream.core.wording import a
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.spark.dataframes import Sessions, check_dataframes
 from txstream.engine.spark.java_process import SparkProcess
@@ -35,6 +37,16 @@ log = logging.getLogger(__name__)
 
 # The first time, workers import all that a batch needs. That takes seconds, and longer on a busy machine.
 _WARM_SECONDS = 60.0
+
+
+def check_source(topology: Topology) -> None:
+    """Raise UsageError for a source that only this process can read."""
+    if not topology.fed and not (source := topology.spout.source).other_process:
+        raise UsageError(
+            f"component {topology.components[0].id!r} reads {a(type(source).__name__)}, which is in this "
+            f"process alone, where Spark's workers cannot read it; use a FileSpout, or run it locally with "
+            f"start(topology, runner_factory=InProcessRunner)"
+        )
 
 
 class SparkEngine:

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -273,17 +274,22 @@ class RunServices:
         return database
 
     def _make_engine(self, spark: SparkSession | None) -> SparkEngine:
-        from txstream.engine.spark.engine import SparkEngine
+        from txstream.engine.spark.engine import SparkEngine, check_source
+        from txstream.engine.spark.log import writable_spark_log
         from txstream.engine.spark.master import Master
         from txstream.engine.spark.session import DEFAULT_MASTER, JAVA_OPTIONS, worker_settings
 
-        topology, conf = self._topology, dict(self._settings.spark_conf)
+        topology, settings = self._topology, self._settings
+        conf = dict(settings.spark_conf)
+        check_source(topology)
         if spark is None:
-            Master(self._settings.master or DEFAULT_MASTER).refuse()
+            Master(settings.master or DEFAULT_MASTER).refuse()
             slots = max(component.parallelism for component in topology.components)
             if any(isinstance(bolt.instance, DataFrameBolt) for bolt in topology.bolts):
                 conf = {"spark.driver.extraJavaOptions": JAVA_OPTIONS, **conf}  # here Java's own work counts
-            conf = {**worker_settings(topology.workers, slots, self._settings.master), **conf}
+            conf = {**worker_settings(topology.workers, slots, settings.master), **conf}
+            log_file = settings.spark_log or writable_spark_log(settings.log_dir, topology.id)
+            settings = replace(settings, spark_log=log_file)
 
         def report_state(state: str) -> None:
             self._engine_state = state
@@ -291,7 +297,7 @@ class RunServices:
                 self.state = state
 
         self._engine = SparkEngine(
-            self._settings,
+            settings,
             f"txstream {topology.id}",
             conf,
             spark,

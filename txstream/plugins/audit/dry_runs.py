@@ -240,9 +240,10 @@ def _in_this_process(plan: ExecutionPlan) -> BatchRunner:
 def _on_spark(
     topology: Topology, settings: Settings, plan: ExecutionPlan, stack: contextlib.ExitStack
 ) -> BatchRunner:
-    from txstream.engine.spark.engine import SparkEngine
+    from txstream.engine.spark.engine import SparkEngine, check_source
     from txstream.engine.spark.log import writable_spark_log
 
+    check_source(topology)
     log_file = settings.spark_log or writable_spark_log(settings.log_dir, f"replay-{topology.id}")
     settings = replace(settings, spark_log=log_file)
     engine = SparkEngine(

@@ -63,6 +63,10 @@ class SteppedDriver:
     raises what a run's start would."""
 
     def __init__(self, world: World, topology: Topology) -> None:
+        if world.spark is not None:
+            from txstream.engine.spark.engine import check_source
+
+            check_source(topology)
         self.topology = topology
         self.error: BaseException | None = None
         self._killed = False

@@ -81,7 +81,7 @@ def rows_of(source: PartitionedSpout[Any]) -> Rows:
             f"the topology reads {a(type(source).__name__)}, and a simulation reads nothing from outside: "
             f"give it rows (rows=[...], or --rows FILE.jsonl)"
         )
-    log = source._own()
+    log = source._log
     found = {}
     for name, end in log.ends().items():
         batches = [frame.rows for frame in log.frames(name, 0, end) if frame.rows is not None]

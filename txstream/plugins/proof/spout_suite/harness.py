@@ -29,7 +29,6 @@ class SpoutHarness(ABC):
     unit_records: how many records the source cannot divide between two batches (a row group, a file).
     limits: False if the source cannot keep to a limit at all, because the size of a batch is given.
     endless: True if rows arrive by themselves, so that there is always something new.
-    other_process: False if another process cannot read the log, because it lives in this one.
     """
 
     context: SpoutContext = SpoutContext("conformance", "spout", {}, fetch_timeout_seconds=1.0)
@@ -38,7 +37,6 @@ class SpoutHarness(ABC):
     unit_records: int = 1
     limits: bool = True
     endless: bool = False
-    other_process: bool = True
 
     @abstractmethod
     def create(self) -> PartitionedSpout[Any]:

@@ -157,8 +157,8 @@ def ships_to_workers(trial: SpoutTrial) -> None:
     "process must be able to import the source's class",
 )
 def same_rows_in_another_process(trial: SpoutTrial) -> None:
-    if not trial.harness.other_process:
-        raise NotApplicableError("the log cannot be read by another process (other_process is False)")
+    if not trial.harness.create().other_process:
+        raise NotApplicableError("another process cannot read the source (other_process is False)")
     metas, first = _planned(trial)
     shipped = trial.ask("the source is pickled", pickled, trial.source())
     again = trial.ask(
