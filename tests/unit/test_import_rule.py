@@ -69,14 +69,6 @@ UPPER: Final = {
     "spouts": _SHELL,
     "bolts": _SHELL,
 }
-# What comes in by entry points alone, by the beginnings of its modules' names.
-BY_ENTRY_POINTS: Final = {
-    "formats with schemas": tuple(
-        f"txstream.spouts.formats.{name}"
-        for name in ("avro_", "protobuf_", "registered_", "schema_registry", "sliced_")
-    ),
-    "MySQL and MariaDB": ("txstream.plugins.mysql.dialect",),
-}
 BARE_NAMES: Final = frozenset(INSTALLS_AS) - {"txstream"}
 
 # Runs in the fresh interpreter and notes every forbidden import with the modules that led to it.
