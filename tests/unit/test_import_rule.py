@@ -41,6 +41,7 @@ NEEDS: Final[dict[str, set[str]]] = {
 }
 """Which other plug-ins each plug-in imports."""
 MOST_KERNEL_LINES: Final = 30_000
+MOST_FILE_LINES: Final = 500
 CLIENT_LIBRARIES: Final = (
     "pyspark",
     "py4j",
@@ -211,6 +212,17 @@ def test_rules_and_values_import_nothing_of_ours_but_each_other() -> None:
         if is_below(name, ("txstream",)) and not is_below(name, ("txstream.core",))
     ]
     assert not wrong
+
+
+def test_a_long_file_says_at_its_head_why_it_is_one() -> None:
+    long = {path: source for path, source in product().items() if len(source.splitlines()) > MOST_FILE_LINES}
+    assert long
+    silent = [path for path, source in long.items() if "Over 500 lines: " not in (docstring(source) or "")]
+    assert not silent
+
+
+def docstring(source: str) -> str | None:
+    return ast.get_docstring(ast.parse(source))
 
 
 def test_nothing_lies_loose_in_the_hall() -> None:

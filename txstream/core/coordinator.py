@@ -3,6 +3,8 @@
 It is pure: no clock, no threads, no I/O. It takes events and returns commands. The engine carries out the
 commands and reports back with events.
 
+Over 500 lines: one machine, whose every event reads and changes the same state.
+
 Invariants.
 - Active txids are `current`, `current` + 1, ... without a gap, at most `max_spout_pending` of them.
 - A plan starts from the metas of the txid before it, committed or not; plans are made one at a time.

@@ -6,6 +6,8 @@ ranges travel as a local property of the job, so several batches may be in fligh
 DataFrame or a commit phase, RDDs are built for each attempt, because Spark would hand back the blocks of an
 older one.
 
+Over 500 lines: one runner, whose ways to run an attempt share its sessions, RDDs and what is persisted.
+
 What crosses into the commit phase is persisted on the executors, and so is what a DataFrame bolt reads. If it
 is lost there, it is computed again from the ranges, which were fixed before the attempt began.
 

@@ -1,6 +1,8 @@
 """What a topology's tables must hold, without the engine: the bolts called one after the other, the reducers
 in Python, dicts for tables. The truth of `simulate` and `compare`.
 
+Over 500 lines: it says again, in its own words, all that bolts, groupings and tables do.
+
 Invariants. Nothing here comes from the engine or from a state store: a mistake that both made would look
 right. Shared with them are what bolts get (`Tuple`, `TopologyContext`), the types of streams, and the
 published hash of a fields grouping. Batches come one after the other; bolts have fresh instances for each.

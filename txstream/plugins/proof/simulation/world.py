@@ -1,5 +1,7 @@
 """The world of a simulation: rows, databases, ZooKeeper and drivers. `chances` decide what happens to them.
 
+Over 500 lines: every fault is a chance in the one world that all parts of a history share.
+
 A history has two parts: one with faults, then one without, in which a last driver must finish. Afterwards
 every table must hold exactly what a plain fold of the rows leaves there (`truth`), and the ledger every row
 in exactly one batch. Drivers that wake up later must change nothing. After each commit, too, the tables must
