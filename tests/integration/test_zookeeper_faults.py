@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 from support.zookeeper_proxy import Proxy
 
 from txstream.core.batch_metas import BatchMetas, MetaCodec
-from txstream.core.errors import FencedError, LeaderExistsError, ServiceUnavailableError
+from txstream.core.errors import FencedError, LeaderExistsError, MetaTooLargeError, ServiceUnavailableError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Epoch, Txid, attempt_id
 from txstream.core.waiting import WaitStoppedError
@@ -102,6 +103,23 @@ def test_a_multi_lost_on_the_way_is_neither_missing_nor_doubled(
         progress = ZooKeeperProgress(direct, unique, CODEC).load()
         assert (progress.current, progress.committed_by) == (4, attempt_id(1, 3))
         assert list(progress.batches) == [3]
+
+
+def test_a_request_that_the_servers_do_not_take_is_told_and_not_sent_for_ever(
+    tmp_path: Path, unique: str
+) -> None:
+    """A server cuts the connection at what is larger than its `jute.maxbuffer`: it looks like an outage."""
+    draw = random.Random(7)
+    many = {f"lines/{number}": Range(start := draw.getrandbits(60), start + 1) for number in range(9_000)}
+    with (
+        EmbeddedZooKeeper(tmp_path, java_options=["-Djute.maxbuffer=65536"]) as small,
+        session(small.address) as zk,
+    ):
+        store = leader_of(zk, unique)
+        told = r"5 tries of a request of \d+,\d+ bytes, .* jute.maxbuffer"
+        with pytest.raises(MetaTooLargeError, match=told):
+            store.persist(Txid(1), BatchMetas(many))
+        assert store.persist(Txid(1), METAS) == METAS, "what fits is taken, and nothing else was stored"
 
 
 def test_a_session_lost_during_an_advance_does_not_stop_it(

@@ -24,7 +24,7 @@ from kazoo.exceptions import (
 )
 from kazoo.protocol.states import EventType, KazooState
 
-from txstream.core.errors import ServiceUnavailableError
+from txstream.core.errors import MetaTooLargeError, ServiceUnavailableError
 from txstream.core.waiting import Waiting
 from txstream.zookeeper.tree import (
     Check,
@@ -105,14 +105,25 @@ class Session(Protocol):
     def back_off(self, failures: int, patience: Waiting) -> None: ...
 
 
+SMALL_BYTES = 32 << 10
+"""A request of fewer bytes is taken by every server, whatever its `jute.maxbuffer` in practice."""
+MOST_TRIES = 5
+
+
 class KazooTree:
-    """A `Tree` over a session. With `counted`, its requests count as the session's round trips."""
+    """A `Tree` over a session. With `counted`, its requests count as the session's round trips.
+
+    A server cuts the connection at a request that is larger than its `jute.maxbuffer`, which looks like an
+    outage. So a large write that is lost again and again, while reads between are answered, is told as such.
+    """
 
     def __init__(self, session: Session, patience: Waiting, *, counted: bool = False) -> None:
         self._session = session
         self._client = session.client
         self._patience = patience
         self._counted = counted
+        self._tries_lost = 0
+        self._is_answered = True  # since the last large write was lost
 
     def sync(self) -> None:
         self._read(lambda: self._client.sync_async(self._session.root))
@@ -154,7 +165,26 @@ class KazooTree:
             return transaction.commit_async()
 
         self._count()
-        raise_refusal(self._session.request(send, self._patience), operations)
+        try:
+            results = self._session.request(send, self._patience)
+        except LostAnswerError as lost:
+            self._refuse_too_large(_size(operations), lost)
+            raise
+        self._tries_lost = 0
+        raise_refusal(results, operations)
+
+    def _refuse_too_large(self, size: int, lost: LostAnswerError) -> None:
+        """Raise MetaTooLargeError if the servers take no write of this size, as far as can be known."""
+        if size < SMALL_BYTES or not self._is_answered:
+            return
+        self._tries_lost += 1
+        self._is_answered = False
+        if self._tries_lost == MOST_TRIES:
+            raise MetaTooLargeError(
+                f"ZooKeeper cuts the connection at each of {MOST_TRIES} tries of a request of {size:,} "
+                "bytes, and answers smaller ones: its jute.maxbuffer is below that. Raise it on every server "
+                "(SERVER_JVMFLAGS=-Djute.maxbuffer=4194304), or read fewer partitions in one topology"
+            ) from lost
 
     def discard(self, path: str) -> bool:
         try:
@@ -175,7 +205,9 @@ class KazooTree:
 
     def _read(self, send: Send) -> Any:
         self._count()
-        return self._session.read(send, self._patience)
+        answer = self._session.read(send, self._patience)
+        self._is_answered = True
+        return answer
 
     def _count(self) -> None:
         if self._counted:
@@ -198,6 +230,10 @@ def raise_refusal(results: Sequence[Any], operations: Sequence[Operation]) -> No
     raise ServiceUnavailableError(
         f"ZooKeeper refuses a write to {operation.path}: {type(cause).__name__} {cause}"
     ) from cause
+
+
+def _size(operations: Sequence[Operation]) -> int:
+    return sum(len(one.path) + len(getattr(one, "data", b"")) for one in operations)
 
 
 def _add(transaction: Any, operation: Operation) -> None:
