@@ -33,9 +33,9 @@ from txstream.spouts.formats.avro_schema import (
     type_name,
 )
 from txstream.spouts.formats.json_columns import MisfitError, is_within_years, nulls, offsets, shown, spread
-from txstream.spouts.formats.json_values import BadValueError
 from txstream.spouts.formats.schema_registry import UnresolvableError
 from txstream.spouts.formats.sliced_values import SlicedDecoder
+from txstream.spouts.formats.unfit_values import BadValueError
 
 Convert = Callable[[Sequence[Any]], pa.Array]
 """Turns the values of a column, as fastavro reads them, into the reader's type. Raises MisfitError."""

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from txstream.core.errors import UsageError
 from txstream.spouts.formats.json_columns import MisfitError, is_within_years, offsets, shown, spread
-from txstream.spouts.formats.json_values import BadValueError
 from txstream.spouts.formats.protobuf_schema import (
     MessageType,
     arrow_type,
@@ -34,6 +33,7 @@ from txstream.spouts.formats.protobuf_schema import (
 )
 from txstream.spouts.formats.schema_registry import RegisteredSchema, UnresolvableError
 from txstream.spouts.formats.sliced_values import SlicedDecoder
+from txstream.spouts.formats.unfit_values import BadValueError
 
 _FIRST = (0,)
 # What a varint field may be written as so that every value keeps its meaning, by what it is read as.

@@ -6,7 +6,7 @@ topology's own schema.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from txstream.core.errors import SchemaError
 from txstream.spouts.formats import avro_schema, protobuf_schema
-from txstream.spouts.formats.json_values import BadValueError
 from txstream.spouts.formats.schema_registry import (
     HEADER_BYTES,
     RegisteredSchema,
@@ -22,6 +21,7 @@ from txstream.spouts.formats.schema_registry import (
     UnknownSchemaError,
     UnresolvableError,
 )
+from txstream.spouts.formats.unfit_values import BadValueError, refuse_first
 
 AVRO, PROTOBUF = "avro", "protobuf"
 FORMATS_WITH_SCHEMAS = (AVRO, PROTOBUF)
@@ -30,7 +30,7 @@ FORMATS_WITH_SCHEMAS = (AVRO, PROTOBUF)
 class Decoder(Protocol):
     """Reads the values of one writer's schema."""
 
-    def read(self, values: Sequence[bytes], skip: int = 0) -> pa.Array: ...
+    def read_fit(self, values: Sequence[bytes], skip: int = 0) -> tuple[pa.Array, Mapping[int, str]]: ...
 
 
 class SchemaFormat(Protocol):
@@ -105,20 +105,22 @@ def schema_format(argument: str, name: str, schema: Any) -> SchemaFormat:
     return found
 
 
+class _NoSchemaError(Exception):
+    """A value does not say by which schema it was written."""
+
+
 class PlainReader:
     """Values that were all written by the topology's schema, without ids."""
 
     def __init__(self, read_as: SchemaFormat, errors: str) -> None:
         self._decoder = read_as.decoder(None, errors)
 
-    def read(self, values: Sequence[bytes | None]) -> pa.Array:
-        """Return the values as a column; None is null. Raises BadValueError for the first that is bad."""
+    def read_fit(self, values: Sequence[bytes | None]) -> tuple[pa.Array, Mapping[int, str]]:
+        """Return the values as a column; None is null, and so is a value that cannot be read: why it cannot
+        comes with it, by row."""
         rows = [row for row, value in enumerate(values) if value is not None]
-        try:
-            found = self._decoder.read([value for value in values if value is not None])
-        except BadValueError as bad:
-            raise BadValueError(rows[bad.row], bad.reason) from None
-        return _in_order([(rows, found)], len(values))
+        found, unfit = self._decoder.read_fit([value for value in values if value is not None])
+        return _in_order([(rows, found)], len(values)), {rows[at]: why for at, why in unfit.items()}
 
 
 class RegisteredReader:
@@ -131,33 +133,39 @@ class RegisteredReader:
         self._errors = errors
         self._decoders: dict[int, Decoder | UnresolvableError] = {}
 
-    def read(self, values: Sequence[bytes | None]) -> pa.Array:
-        """Return the values as a column; None is null. Raises BadValueError for the first that is bad,
-        ServiceUnavailableError while the registry does not answer, and UsageError if it refuses to."""
+    def read_fit(self, values: Sequence[bytes | None]) -> tuple[pa.Array, Mapping[int, str]]:
+        """As `PlainReader`. Raises BadValueError for the first bad value if one of a schema that the registry
+        does not have, or that cannot be read as the topology's, is among them: whether they are to blame is
+        not known yet. Raises ServiceUnavailableError while the registry does not answer, and UsageError if it
+        refuses to."""
         found: list[tuple[Sequence[int], pa.Array]] = []
-        refused: list[BadValueError] = []
+        unfit: dict[int, str] = {}
+        refused: dict[int, str] = {}
         for header, rows in _by_header(values).items():
             some = [value for value in values if value is not None]
             if len(some) != len(rows):
                 some = [values[row] for row in rows]  # type: ignore[misc]
             try:
-                found.append((rows, self._decoder(header).read(some, HEADER_BYTES)))
-            except BadValueError as bad:
-                refused.append(BadValueError(rows[bad.row], bad.reason))
+                array, bad = self._decoder(header).read_fit(some, HEADER_BYTES)
+                found.append((rows, array))
+                unfit.update((rows[at], reason) for at, reason in bad.items())
+            except _NoSchemaError as error:
+                unfit.update((row, str(error)) for row in rows)
+            except BadValueError as bad_value:
+                refused[rows[bad_value.row]] = bad_value.reason
             except UnresolvableError as error:
-                refused.append(BadValueError(rows[error.row], f"{self._name_of(header)}: {error}"))
+                refused[rows[error.row]] = f"{self._name_of(header)}: {error}"
             except UnknownSchemaError as error:
-                refused.append(BadValueError(rows[0], str(error)))
+                refused[rows[0]] = str(error)
         if refused:
-            raise min(refused, key=lambda bad: bad.row)
-        return _in_order(found, len(values)) if found else pa.nulls(len(values), self._format.type)
+            refuse_first({**unfit, **refused})
+        return _in_order(found, len(values)) if found else pa.nulls(len(values), self._format.type), unfit
 
     def _decoder(self, header: bytes) -> Decoder:
         if len(header) < HEADER_BYTES or header[0] != 0:
-            raise BadValueError(
-                0,
+            raise _NoSchemaError(
                 "it has no schema id: it does not begin with a zero byte and four bytes of an id; "
-                "wire_format='plain' reads records without",
+                "wire_format='plain' reads records without"
             )
         schema_id = int.from_bytes(header[1:], "big")
         known = self._decoders.get(schema_id)

@@ -50,13 +50,16 @@ WORDS = [f"w{number % 7}" for number in range(60)]
 
 
 class Parse(BasicBolt):
-    """Fails at each word that begins with "bad"."""
+    """Fails at each word that begins with "bad". It counts its tuples, so nobody knows what a bad one has
+    changed, and an attempt has to search (`test_leaving_out` has the others)."""
 
     output = "word string"
     calls: ClassVar[Counter[str]] = Counter()
+    tuples = 0
 
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
         word = tup["word"]
+        self.tuples += 1
         self.calls[word] += 1
         if word.startswith("bad"):
             raise ValueError(f"{word} is no word")
