@@ -10,11 +10,11 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
 
-from txstream.api.spouts import PartitionEmitter, SpoutContext, Unfit
+from txstream.api.spouts import Offsets, PartitionEmitter, SpoutContext, Unfit
 from txstream.core.errors import PartitionUnavailableError, ServiceUnavailableError
 from txstream.core.transaction import TransactionAttempt
 from txstream.spouts.kafka import KafkaRange, KafkaSource
@@ -63,7 +63,7 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
 
     def emit_fitting(
         self, attempt: TransactionAttempt, metas: Mapping[str, KafkaRange], unfit: Unfit
-    ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch, Sequence[int]]]:
+    ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch, Offsets | None]]:
         """As `emit_joined`, without the records that cannot be decoded."""
         for names, parts in self._parts(metas):
             found = fitting_batch(self._source, self._read, parts)

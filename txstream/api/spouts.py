@@ -11,8 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from txstream.api.rows import UnfitValueError, to_column
@@ -138,6 +140,8 @@ class PartitionCoordinator(ABC, Generic[Meta]):
         """Called once at the end, also after a failure."""
 
 
+Offsets: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
+
 Unfit = Callable[[str, int, DecodeError], None]
 """Is told of a record that cannot be decoded: its partition, its offset, and why."""
 
@@ -174,7 +178,7 @@ class PartitionEmitter(ABC, Generic[Meta]):
 
     def emit_fitting(
         self, attempt: TransactionAttempt, metas: Mapping[str, Meta], unfit: Unfit
-    ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch, Sequence[int] | None]]:
+    ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch, Offsets | None]]:
         """As `emit_joined`, without the records that cannot be decoded, and with the offset of each row. The
         engine calls this method where a topology asks for dead letters. For each record that fails twice, the
         second time by itself, call `unfit`, which raises if the record must not be left out. What a service

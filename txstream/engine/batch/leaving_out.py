@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from pyspark import cloudpickle
 
 from txstream.api.bolts import BasicBolt, Bolt, overrides
 from txstream.api.groupings import GroupingKind
+from txstream.api.spouts import Offsets
 from txstream.api.topology import Phase
 from txstream.api.tuples import Chunk
 from txstream.core.batch_metas import is_numbered
@@ -108,7 +109,7 @@ class LeavingOut:
         if not self._take((partition, offset, self._spout), lambda: describe(error, self._spout, None)):
             raise error
 
-    def add(self, counts: Mapping[str, int], offsets: Sequence[int] | None) -> None:
+    def add(self, counts: Mapping[str, int], offsets: Offsets | None) -> None:
         """Note of which records the next rows are."""
         if not self._has_taker:
             return

@@ -357,7 +357,7 @@ class Answer:
             tracked=Tracked.from_header(header["tracked"], tables) if header["tracked"] else None,
             stage=header["from"][0],
             sender=header["from"][1],
-            left_out=[LeftOut(*place, Failure(**failure)) for *place, failure in header["left_out"]],
+            left_out=[LeftOut(name, at, Failure(**failure)) for name, at, failure in header["left_out"]],
             lineage=header["lineage"][0],
             heard=header["lineage"][1],
             gaps=header["gaps"],

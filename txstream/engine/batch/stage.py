@@ -201,9 +201,10 @@ class TaskRuntime:
         self._trial = None
         try:
             if trial is None:
-                trial = self.spec.create()
-                assert isinstance(trial, BasicBolt)
-                trial.prepare(context)
+                fresh = self.spec.create()
+                assert isinstance(fresh, BasicBolt)
+                fresh.prepare(context)
+                trial = fresh
                 self._fresh = kept_by(trial, context)
             if self._fresh is None or kept_by(self.bolt, context) != self._fresh:
                 return False

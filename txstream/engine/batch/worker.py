@@ -157,6 +157,7 @@ def _read(
 
     joined = _JoinedChunks(push)
     rounds = _without(metas, order.excluded) if order.excluded else [metas]
+    batches: Iterator[tuple[Mapping[str, int], pa.RecordBatch]]
     if leaving is None:
         batches = chain.from_iterable(emitter.emit_joined(order.attempt, each) for each in rounds)
     else:
