@@ -95,7 +95,8 @@ class Registered:
 
 def reader(name: str, schema: Any, written: str) -> Callable[[Sequence[bytes]], pa.Array]:
     registry: Any = Registered(name.upper(), written)
-    return RegisteredReader(schema_format("schema", name, schema), lambda: registry, "strict").read
+    registered = RegisteredReader(schema_format("schema", name, schema), lambda: registry, "strict")
+    return lambda values: registered.read_fit(values)[0]
 
 
 def measured(read: Callable[[Sequence[bytes]], Any], values: Sequence[bytes], rounds: int) -> float:

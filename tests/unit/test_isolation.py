@@ -96,9 +96,15 @@ def topology(
     dead_letters: DeadLetters | None = ALL,
     *,
     batch: int = 500,
+    pending: int = 2,
 ) -> Topology:
     builder = TransactionalTopologyBuilder(
-        "words", "words", spout(source, max_batch_records=batch), dead_letters=dead_letters, max_attempts=3
+        "words",
+        "words",
+        spout(source, max_batch_records=batch),
+        dead_letters=dead_letters,
+        max_attempts=3,
+        max_spout_pending=pending,
     )
     builder.set_bolt("parse", Parse()).shuffle_grouping("words")
     builder.set_bolt("together", Together(), parallelism=2).fields_grouping("parse", "word")
@@ -543,3 +549,28 @@ def test_a_crash_in_an_isolating_attempt_leaves_each_record_in_one_place(
 def test_headers_are_kept_as_json() -> None:
     kept = _headers([{"key": "trace", "value": b"\x00\xff"}, {"key": "none", "value": None}])
     assert json.loads(kept) == [["trace", base64.b64encode(b"\x00\xff").decode()], ["none", None]]
+
+
+def test_after_two_batches_with_bad_records_the_next_ones_are_searched_at_once(database: str) -> None:
+    """Until one has none. So a topic with bad records all along it costs no failed attempt for each batch."""
+    words = ["a", "bad1", "a", "bad2", "bad3", "a", "a", "bad4", "a", "a", "a", "bad5"]
+    with (
+        MemorySpout("word string", {"p": words}) as source,
+        TopologyTest(topology(source, batch=2, pending=1), database=database) as test,
+    ):
+        test.run()
+        assert [len(test.attempts(txid)) for txid in range(1, 7)] == [2, 2, 1, 1, 1, 2]
+        assert test.table("counts") == {"a": 7}
+    assert [row[1] for row in dead(database)] == ["p@1", "p@3", "p@4", "p@7", "p@11"]
+
+
+def test_two_batches_with_bad_records_are_forgotten_after_a_minute(database: str) -> None:
+    with (
+        MemorySpout("word string", {"p": ["a", "bad1", "a", "bad2"]}) as source,
+        TopologyTest(topology(source, batch=2, pending=1), database=database) as test,
+    ):
+        test.run()
+        test.clock.advance(61)
+        source.append("p", "a", "bad3")
+        test.run()
+        assert [len(test.attempts(txid)) for txid in range(1, 4)] == [2, 2, 2]

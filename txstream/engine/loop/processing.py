@@ -154,8 +154,9 @@ class Processing:
             return
 
         isolates, known = batches.failures.isolates(attempt), self._found.get(attempt.txid, ())
+        searches = isolates or batches.failures.searches_at_once(attempt)
         spare = 0
-        if self._isolation is not None and not isolates and batches.coordinator.may_leave_out(attempt):
+        if self._isolation is not None and not searches and batches.coordinator.may_leave_out(attempt):
             spare = self._isolation.spare(emit.metas)
 
         def is_wanted() -> bool:
@@ -165,7 +166,7 @@ class Processing:
             found = known
             if emit.metas.excluded and self._isolation is not None:
                 found = self._isolation.tell_again(attempt, emit.metas, known, is_wanted)
-            if isolates and self._isolation is not None:
+            if searches and self._isolation is not None:
                 done = self._isolation.run(attempt, emit.metas, is_wanted)
             else:
                 done = self._without_left_out(attempt, emit.metas, spare)
@@ -186,6 +187,8 @@ class Processing:
             if batches.is_active(attempt):
                 batches.timing(attempt.txid).merge_seconds = isolated.processed.merge_seconds
                 self._keep(emit, isolated, letters)
+                if searches:
+                    batches.failures.searched(has_found=bool(isolated.found))
                 if isolated.metas != emit.metas:
                     self._leave_out(attempt, emit.metas, isolated)
             else:
