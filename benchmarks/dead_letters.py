@@ -2,18 +2,25 @@
 
     python benchmarks/dead_letters.py                    # batches of 500,000 records; three minutes
     python benchmarks/dead_letters.py --records 50000
+    python benchmarks/dead_letters.py --shares --records 200000      # bad records all along a topic
 
 Each run takes a topic of JSON values in one batch: Kafka and ZooKeeper of its own, PostgreSQL with fsync, one
 Spark session. A bolt that is called for each tuple stands behind an exchange and raises for a negative
 amount. The output has attempts, Spark jobs, and the seconds of the run from its election to the end, as
 medians of all turns. Totals and dead letters are compared with what was produced; the exit status is 1 when
 they differ.
+
+With `--shares` one record in 1,000, in 10,000 and in 100,000 is bad, evenly spread, of values in JSON and in
+Avro: its value cannot be decoded, or a bolt raises, in the stage that reads or behind an exchange. A topic is
+read in batches of a tenth of it (catching up) and of 1,000 records (live). The output has the throughput as a
+part of that of a healthy topic.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import statistics
 import tempfile
@@ -22,6 +29,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import fastavro
 from beside_peers import own_server
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
@@ -58,6 +66,19 @@ CASES = (
 )
 
 
+SHARES = (1_000, 10_000, 100_000)
+READ, EXCHANGE = "where it is read", "behind an exchange"
+KINDS = (("value", READ), ("amount", READ), ("amount", EXCHANGE))
+MOST = DeadLetters(max_per_batch=1_000_000, max_share=0.01)
+AVRO = json.dumps(
+    {
+        "type": "record",
+        "name": "Order",
+        "fields": [{"name": "user", "type": "string"}, {"name": "amount", "type": "long"}],
+    }
+)
+
+
 class Check(BasicBolt):
     """Raises for a negative amount."""
 
@@ -86,6 +107,96 @@ def topology(name: str, topic: str, records: int, letters: bool) -> Topology:
     store = SqlStateBolt(state, n=Count(), amount=Sum("amount"))
     builder.set_committer_bolt("store", store).fields_grouping("check", "user")
     return builder.build()
+
+
+def along(name: str, topic: str, form: str, where: str, records: int) -> Topology:
+    """A topology over a topic with bad records all along it."""
+    if form == "json":
+        source = KafkaSource(topic, value_format="json", schema="user string, amount bigint")
+    else:
+        source = KafkaSource(topic, value_format="avro", schema=AVRO, wire_format="plain")
+    spout = OpaqueSpout(source, max_batch_records=records)
+    builder = TransactionalTopologyBuilder(name, "orders", spout, parallelism=2, dead_letters=MOST)
+    check = builder.set_bolt("check", Check(), parallelism=2)
+    if where == READ:
+        check.local_or_shuffle_grouping("orders")
+    else:
+        check.fields_grouping("orders", "user")
+    store = SqlStateBolt(SqlState(name, key="user string", value="n bigint"), n=Count())
+    builder.set_committer_bolt("store", store).fields_grouping("check", "user")
+    return builder.build()
+
+
+def is_bad(number: int, share: int | None) -> bool:
+    return share is not None and number % share == share // 2
+
+
+def make_shared_topic(kafka: str, topic: str, form: str, kind: str, share: int | None, records: int) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for created in admin.create_topics([NewTopic(topic, PARTITIONS, 1)]).values():
+        created.result()
+    producer = Producer({"bootstrap.servers": kafka, "linger.ms": 20, "queue.buffering.max.messages": 0})
+    schema = fastavro.parse_schema(json.loads(AVRO))
+    for number in range(records):
+        bad = is_bad(number, share)
+        amount = -1 if bad and kind == "amount" else number
+        if bad and kind == "value":
+            value = b'{"user": "u'
+        elif form == "json":
+            value = b'{"user": "u%d", "amount": %d}' % (number % USERS, amount)
+        else:
+            data = io.BytesIO()
+            fastavro.schemaless_writer(data, schema, {"user": f"u{number % USERS}", "amount": amount})
+            value = data.getvalue()
+        # By blocks, so that bad records are in all partitions.
+        producer.produce(topic, value, partition=number // 7 % PARTITIONS)
+        producer.poll(0)
+    producer.flush()
+
+
+def run_along(
+    session: Any, settings: txstream.Settings, topic: str, form: str, where: str, live: bool, records: int
+) -> tuple[float, bool, int]:
+    """Return records a second, whether all is exact, and how many attempts failed."""
+    name = f"letters_{uuid.uuid4().hex[:10]}"
+    size = 1_000 if live else max(1_000, records // 10)
+    report = txstream.run(along(name, topic, form, where, size), session, settings)
+    share = int(topic.rpartition("-")[2]) if topic[-1].isdigit() else None
+    good = Counter(f"u{number % USERS}" for number in range(records) if not is_bad(number, share))
+    with contextlib.closing(connect(settings.database_url())) as connection:
+        found = Counter(dict(connection.execute(f'SELECT "user", n FROM {name}').fetchall()))
+        query = "SELECT count(*), count(DISTINCT place) FROM txstream_dead_letter WHERE topology = %s"
+        (dead,) = connection.execute(query, (name,)).fetchall()
+    bad = records - good.total()
+    return records / report.seconds, (found, dead) == (good, (bad, bad)), report.failed_attempts
+
+
+def shares(session: Any, settings: txstream.Settings, options: argparse.Namespace) -> bool:
+    """Measure topics with bad records all along, beside healthy ones. Return whether all is exact."""
+    records, all_exact = options.records, True
+    print(f"{records:,} records of each topic{'1 in':>46}{'of healthy':>12}{'failed':>8}")
+    for form in options.formats:
+        topics = {(kind, share): f"{form}-{kind}-{share}" for kind, _ in KINDS for share in SHARES}
+        make_shared_topic(settings.kafka, f"{form}-healthy", form, "", None, records)
+        for (kind, share), topic in topics.items():
+            make_shared_topic(settings.kafka, topic, form, kind, share, records)
+        for live in (False, True):
+            for kind, where in KINDS:
+                found: dict[int | None, list[tuple[float, bool, int]]] = {}
+                for turn in range(options.turns + 1):
+                    for share in (None, *SHARES):
+                        topic = f"{form}-healthy" if share is None else topics[kind, share]
+                        one = run_along(session, settings, topic, form, where, live, records)
+                        if turn:  # the first warms up
+                            found.setdefault(share, []).append(one)
+                healthy = statistics.median(rate for rate, _, _ in found[None])
+                for share in SHARES:
+                    rate = statistics.median(rate for rate, _, _ in found[share])
+                    failed = sum(failed for _, _, failed in found[share])
+                    how = f"{form}, {'live' if live else 'catching up'}: bad {kind}, {where}"
+                    print(f"{how:<56}{share:>12,}{rate / healthy:>12.2f}{failed:>8}", flush=True)
+                all_exact = all_exact and all(exact for turns in found.values() for _, exact, _ in turns)
+    return all_exact
 
 
 def make_topics(kafka: str, records: int) -> Counter[str]:
@@ -138,6 +249,8 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=500_000, help="records of a batch (default 500,000)")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--shares", action="store_true", help="bad records all along a topic")
+    parser.add_argument("--formats", nargs="+", choices=("json", "avro"), default=("json", "avro"))
     options = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {case: [] for case, _, _ in CASES}
     with contextlib.ExitStack() as stack:
@@ -148,9 +261,11 @@ def main() -> int:
         settings = txstream.Settings(
             zookeeper=services.zookeeper, kafka=services.kafka, database=database, data_dir=directory
         )
-        good = make_topics(services.kafka, options.records)
         session = create_session(master="local[2]", log_file=directory / "spark.log")
         stack.callback(session.stop)
+        if options.shares:
+            return 0 if shares(session, settings, options) else 1
+        good = make_topics(services.kafka, options.records)
         measure(session, settings, "healthy", False, good)  # Java compiles, workers start
         for _ in range(options.turns):
             for case, topic, letters in CASES:

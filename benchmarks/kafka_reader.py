@@ -35,7 +35,7 @@ from kafka.record.util import calc_crc32c
 from txstream.api.spouts import SpoutContext
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.spouts.kafka import KafkaRange, KafkaSource, record_batches as kafka_record_batches
-from txstream.spouts.kafka.columns import kafka_column
+from txstream.spouts.kafka.columns import Readers, joined_batch
 from txstream.spouts.kafka.protocol import Partition
 from txstream.spouts.kafka.record_blocks import RecordColumns
 
@@ -104,8 +104,7 @@ def decoding(log: bytes, records: int) -> Callable[[], None]:
         part = kafka_record_batches.Fetched(log, 0, records)
         kafka_record_batches.decode_records([part])
         columns = RecordColumns(part.blocks)
-        for field in source.output:
-            kafka_column(field.name, field.type, partition, columns, replace=False)
+        joined_batch(source, Readers(), [(partition, columns)])
         if len(columns) != records:
             raise SystemExit(f"{len(columns)} rows instead of {records}")
 

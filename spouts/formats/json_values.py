@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, DecimalException
 from typing import Any, NoReturn
 
@@ -42,17 +42,9 @@ import pyarrow as pa
 from txstream.api.schema import format_type, parse_schema
 from txstream.core.errors import SchemaError
 from txstream.spouts.formats.json_columns import SIMPLE_TYPES, MisfitError, kind_of, read_fields, shown
+from txstream.spouts.formats.unfit_values import converted, in_rows, refuse_first
 
 _SLICE_ROWS = 4096  # a fifth faster than 50,000 rows at once, whose dicts overflow the processor's cache
-
-
-class BadValueError(Exception):
-    """The value of one row cannot be read. `reason` names the field, if there is one."""
-
-    def __init__(self, row: int, reason: str) -> None:
-        super().__init__(reason)
-        self.row = row
-        self.reason = reason
 
 
 def json_schema(declaration: str | pa.Schema) -> pa.Schema:
@@ -106,28 +98,33 @@ class JsonReader:
 
         Raises BadValueError for the first value that cannot be read.
         """
-        slices = []
-        for first in range(0, max(1, len(values)), _SLICE_ROWS):
-            try:
-                slices.append(self._read(values[first : first + _SLICE_ROWS]))
-            except BadValueError as bad:
-                raise BadValueError(first + bad.row, bad.reason) from None
-        return slices[0] if len(slices) == 1 else [pa.concat_arrays(a) for a in zip(*slices, strict=True)]
-
-    def _read(self, values: Sequence[bytes | None]) -> list[pa.Array]:
-        rows: list[dict[str, Any]] = []
-        refused: BadValueError | None = None
-        try:
-            self._parse(values, rows)
-        except MisfitError as misfit:
-            refused = BadValueError(len(rows), misfit.reason)
-        try:
-            arrays = read_fields(rows, self._type)
-        except MisfitError:
-            raise _first_misfit(rows, self._type) from None
-        if refused is not None:
-            raise refused
+        arrays, unfit = self.read_fit(values)
+        refuse_first(unfit)
         return arrays
+
+    def read_fit(self, values: Sequence[bytes | None]) -> tuple[list[pa.Array], Mapping[int, str]]:
+        """As `read`. Values that cannot be read have nulls; why they cannot comes with them, by row."""
+        slices = []
+        unfit: dict[int, str] = {}
+        for first in range(0, max(1, len(values)), _SLICE_ROWS):
+            arrays, found = self._read(values[first : first + _SLICE_ROWS])
+            slices.append(arrays)
+            unfit.update((first + row, reason) for row, reason in found.items())
+        if len(slices) == 1:
+            return slices[0], unfit
+        return [pa.concat_arrays(a) for a in zip(*slices, strict=True)], unfit
+
+    def _read(self, values: Sequence[bytes | None]) -> tuple[list[pa.Array], dict[int, str]]:
+        rows: list[dict[str, Any]] = []
+        unfit: dict[int, str] = {}
+        while len(rows) < len(values):
+            try:
+                self._parse(values[len(rows) :] if rows else values, rows)
+            except MisfitError as misfit:
+                unfit[len(rows)] = misfit.reason
+                rows.append({})
+        arrays = converted(rows, lambda some: read_fields(some, self._type), unfit)
+        return in_rows(arrays, unfit, len(rows)), unfit
 
     def _parse(self, values: Iterable[bytes | None], rows: list[dict[str, Any]]) -> None:
         """Append to `rows`. When it raises, `len(rows)` is the row of the value that is not a JSON object."""
@@ -157,15 +154,6 @@ class JsonReader:
             raise MisfitError("it has a number whose exponent is out of any range") from None
         except ValueError:  # an integer with more digits than Python accepts
             raise MisfitError(f"it has a number of more than {sys.get_int_max_str_digits()} digits") from None
-
-
-def _first_misfit(rows: Sequence[dict[str, Any]], row_type: pa.StructType) -> BadValueError:
-    for row, found in enumerate(rows):
-        try:
-            read_fields([found], row_type)
-        except MisfitError as misfit:
-            return BadValueError(row, f"field {misfit.path.removeprefix('.')!r}: {misfit.reason}")
-    raise AssertionError("values that do not fit together fit one by one")
 
 
 def _has_decimal(data_type: pa.DataType) -> bool:

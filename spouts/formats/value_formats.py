@@ -9,7 +9,7 @@ source is made, and returns a `ValueFormat`; usually it is the class itself.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -18,7 +18,8 @@ import pyarrow as pa
 from txstream.api.spouts import SpoutContext
 from txstream.core.entry_points import VALUE_FORMATS, load, names
 from txstream.core.errors import SchemaError, UsageError
-from txstream.spouts.formats.json_values import BadValueError as BadValueError, JsonReader, json_schema
+from txstream.spouts.formats.json_values import JsonReader, json_schema
+from txstream.spouts.formats.unfit_values import BadValueError as BadValueError, refuse_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,24 @@ class ValueReader(Protocol):
         ServiceUnavailableError while a service of the format is away: the batch waits, see
         `ValueFormat.service`.
         """
+
+
+def read_fit(reader: ValueReader, values: Sequence[bytes | None]) -> tuple[pa.Array, Mapping[int, str]]:
+    """Return the values as one column; None is null, and so is a value that cannot be read: why it cannot
+    comes with it, by row. A reader may have a method `read_fit(values)` that does this faster."""
+    own = getattr(reader, "read_fit", None)
+    if own is not None:
+        found: tuple[pa.Array, Mapping[int, str]] = own(values)
+        return found
+    left, unfit = list(values), dict[int, str]()
+    while True:
+        try:
+            return reader.read(left), unfit
+        except BadValueError as bad:
+            if bad.row in unfit:
+                raise
+            unfit[bad.row] = bad.reason
+            left[bad.row] = None
 
 
 class ValueService(Protocol):
@@ -129,8 +148,14 @@ class _JsonObjects:
         self._reader = JsonReader(read_as.schema, replace_invalid_utf8=read_as.replaces_invalid_utf8)
 
     def read(self, values: Sequence[bytes | None]) -> pa.Array:
+        array, unfit = self.read_fit(values)
+        refuse_first(unfit)
+        return array
+
+    def read_fit(self, values: Sequence[bytes | None]) -> tuple[pa.Array, Mapping[int, str]]:
+        arrays, unfit = self._reader.read_fit(values)
         mask = pa.array([value is None for value in values], pa.bool_()) if None in values else None
-        return pa.StructArray.from_arrays(self._reader.read(values), fields=self._fields, mask=mask)
+        return pa.StructArray.from_arrays(arrays, fields=self._fields, mask=mask), unfit
 
 
 _OWN: dict[str, Callable[[FormatArguments], ValueFormat]] = {"json": JsonFormat.made}

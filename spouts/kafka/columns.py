@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,30 +16,43 @@ import pyarrow as pa
 from txstream.api.spouts import SpoutContext
 from txstream.core.dead_letters import DeadLetter
 from txstream.core.errors import DecodeError
-from txstream.spouts.formats.value_formats import BadValueError, ValueFormat, ValueService
+from txstream.spouts.formats.unfit_values import BadValueError
+from txstream.spouts.formats.value_formats import ValueFormat, ValueReader, ValueService, read_fit
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka.protocol import Partition
-from txstream.spouts.kafka.record_blocks import Headers, RecordColumns, Records
+from txstream.spouts.kafka.record_blocks import Headers, Integers, RecordColumns, Records
 
 _MILLISECONDS = pa.timestamp("ms", tz="UTC")
 _SHOWN_BYTES = 200
 
 
-class Readers(NamedTuple):
-    """What turns the values and the keys of a source into columns, where they have schemas. They raise
-    BadValueError, and ServiceUnavailableError while a service that they ask is away."""
+Read = Callable[[Sequence[bytes | None]], tuple[list[pa.Array], Mapping[int, str]]]
 
-    value: Callable[[Sequence[bytes | None]], list[pa.Array]] | None = None
-    key: Callable[[Sequence[bytes | None]], pa.Array] | None = None
+
+class Readers(NamedTuple):
+    """What turns the values and the keys of a source into columns, where they have schemas. What cannot be
+    read is null there; why it cannot comes with it, by row. They raise BadValueError if a bad one may be read
+    later, and ServiceUnavailableError while the schema registry is away."""
+
+    value: Read | None = None
+    key: Read | None = None
 
 
 def readers(source: KafkaSource, context: SpoutContext) -> Readers:
     """Return the readers of a source's values and keys."""
-    key = None if source.key_schema is None else source.key_schema.reader(context).read
-    if source.value_schema is None:
-        return Readers(None, key)
-    read = source.value_schema.reader(context).read
-    return Readers(lambda values: read(values).flatten(), key)
+
+    def of_key(read: ValueReader, keys: Sequence[bytes | None]) -> Any:
+        array, unfit = read_fit(read, keys)
+        return [array], unfit
+
+    def of_value(read: ValueReader, values: Sequence[bytes | None]) -> Any:
+        array, unfit = read_fit(read, values)
+        return array.flatten(), unfit
+
+    return Readers(
+        None if source.value_schema is None else partial(of_value, source.value_schema.reader(context)),
+        None if source.key_schema is None else partial(of_key, source.key_schema.reader(context)),
+    )
 
 
 def services(source: KafkaSource, context: SpoutContext) -> list[ValueService]:
@@ -49,53 +62,99 @@ def services(source: KafkaSource, context: SpoutContext) -> list[ValueService]:
     return list({service.shown: service for service in asked}.values())
 
 
-def record_batch(
-    source: KafkaSource, read: Readers, partition: Partition, columns: RecordColumns
-) -> pa.RecordBatch:
-    """Return records as a source emits them. `read` are its `readers`. Raises DecodeError."""
-    return _made(source, read, [(partition, columns)], columns)
+Part = tuple[Partition, RecordColumns]
 
 
-def joined_batch(
-    source: KafkaSource, read: Readers, parts: Sequence[tuple[Partition, RecordColumns]]
-) -> pa.RecordBatch:
-    """Return the records of several partitions, one after the other. They are made together, since every
-    array has a fixed cost. Raises DecodeError."""
-    if len(parts) > 1:
-        with suppress(DecodeError):  # decoded one by one, below, the error names its partition
-            return _made(source, read, parts, RecordColumns.joined(columns for _, columns in parts))
-    return pa.concat_batches([record_batch(source, read, *part) for part in parts])
+def joined_batch(source: KafkaSource, read: Readers, parts: Sequence[Part]) -> pa.RecordBatch:
+    """Return the records of several partitions, one after the other, as a source emits them. `read` are its
+    `readers`. They are made together, since every array has a fixed cost. Raises DecodeError."""
+    batch, unfit = _made(source, read, parts)
+    if unfit:
+        raise unfit[min(unfit)]
+    return batch
+
+
+class Fitting(NamedTuple):
+    """Records without those that cannot be decoded: how many are left of each part, and their offsets."""
+
+    batch: pa.RecordBatch
+    counts: list[int]
+    offsets: Integers
+    unfit: list[tuple[Partition, int, DecodeError]]
+
+
+def fitting_batch(source: KafkaSource, read: Readers, parts: Sequence[Part]) -> Fitting:
+    """As `joined_batch`, without the records that cannot be decoded. Each of these was tried twice, the
+    second time by itself; raises DecodeError for one that failed only once."""
+    batch, unfit = _made(source, read, parts)
+    offsets = _joined([columns for _, columns in parts]).offsets
+    counts = [len(columns) for _, columns in parts]
+    if not unfit:
+        return Fitting(batch, counts, offsets, [])
+    rows = sorted(unfit)
+    for row in rows:
+        part = _part_of(parts, row)
+        if not _made(source, read, [(part[0], part[1].at(int(offsets[row])))])[1]:
+            raise unfit[row]
+    found = [(_part_of(parts, row)[0], int(offsets[row]), unfit[row]) for row in rows]
+    fits = np.ones(len(offsets), np.bool_)
+    fits[rows] = False
+    ends = np.cumsum(counts)
+    left = [int(fits[end - count : end].sum()) for end, count in zip(ends, counts, strict=True)]
+    return Fitting(batch.filter(pa.array(fits)), left, offsets[fits], found)
+
+
+def _part_of(parts: Sequence[Part], row: int) -> Part:
+    for part in parts:
+        if row < len(part[1]):
+            return part
+        row -= len(part[1])
+    raise IndexError(row)
+
+
+def _joined(columns: Sequence[RecordColumns]) -> RecordColumns:
+    return columns[0] if len(columns) == 1 else RecordColumns.joined(columns)
 
 
 def _made(
-    source: KafkaSource,
-    read: Readers,
-    parts: Sequence[tuple[Partition, RecordColumns]],
-    columns: RecordColumns,
-) -> pa.RecordBatch:
-    """Return the records of the parts, which `columns` has all of. An error names the first partition."""
+    source: KafkaSource, read: Readers, parts: Sequence[Part]
+) -> tuple[pa.RecordBatch, Mapping[int, DecodeError]]:
+    """Return the records of the parts, and the errors of those that cannot be decoded, by row: what they have
+    in the batch means nothing."""
+    columns = _joined([columns for _, columns in parts])
     arrays: list[pa.Array] = []
-    partition = parts[0][0]
-    if read.value is not None:
-        raw = columns.values.to_pylist()
+    unfit: dict[int, DecodeError] = {}
+
+    def read_by_schema(what: str, read_as: ValueFormat | None, reader: Read, payloads: pa.Array) -> None:
+        raw = payloads.to_pylist()
         try:
-            arrays = read.value(raw)
+            found, reasons = reader(raw)
         except BadValueError as bad:
-            raise _misfit("value", source.value_schema, raw, partition, columns, bad) from bad
+            raise _misfit(what, read_as, raw[bad.row], _place(parts, columns, bad.row), bad.reason) from bad
+        arrays.extend(found)
+        for row, reason in reasons.items():
+            unfit.setdefault(row, _misfit(what, read_as, raw[row], _place(parts, columns, row), reason))
+
+    if read.value is not None:
+        read_by_schema("value", source.value_schema, read.value, columns.values)
     for name in source.kafka_columns:
         if name == "key" and read.key is not None:
-            raw = columns.keys.to_pylist()
-            try:
-                arrays.append(read.key(raw))
-            except BadValueError as bad:
-                raise _misfit("key", source.key_schema, raw, partition, columns, bad) from bad
+            read_by_schema("key", source.key_schema, read.key, columns.keys)
             continue
         data_type = source.output.field(name).type
         if name in ("topic", "partition"):
             arrays.append(_places(name, data_type, parts))
-        else:
-            arrays.append(kafka_column(name, data_type, partition, columns, source.errors == "replace"))
-    return pa.RecordBatch.from_arrays(arrays, schema=source.output)
+            continue
+        array, reasons = _kafka_column(name, data_type, columns, source.errors == "replace")
+        arrays.append(array)
+        for row, (what, error) in reasons.items():
+            unfit.setdefault(row, _not_utf8(what, _place(parts, columns, row), error))
+    return pa.RecordBatch.from_arrays(arrays, schema=source.output), unfit
+
+
+def _place(parts: Sequence[Part], columns: RecordColumns, row: int) -> str:
+    partition = _part_of(parts, row)[0]
+    return f"offset {columns.offsets[row]} of topic {partition.topic!r}, partition {partition.number}"
 
 
 def _places(name: str, data_type: pa.DataType, parts: Sequence[tuple[Partition, RecordColumns]]) -> pa.Array:
@@ -108,108 +167,96 @@ def _places(name: str, data_type: pa.DataType, parts: Sequence[tuple[Partition, 
 
 
 def _misfit(
-    what: str,
-    read_as: ValueFormat | None,
-    raw: Sequence[bytes | None],
-    partition: Partition,
-    columns: RecordColumns,
-    bad: BadValueError,
+    what: str, read_as: ValueFormat | None, raw: bytes | None, place: str, reason: str
 ) -> DecodeError:
     """Return the error of a bad value or key, which shows its beginning."""
-    value = raw[bad.row] or b""
+    value = raw or b""
     shown = repr(value[:_SHOWN_BYTES].decode(errors="backslashreplace"))
     if len(value) > _SHOWN_BYTES:
         shown = f"{shown}... ({len(value):,} bytes)"
     instead = "string" if read_as is not None and read_as.is_text else "binary"
     return DecodeError(
-        f"the {what} of the record at offset {columns.offsets[bad.row]} of topic {partition.topic!r}, "
-        f"partition {partition.number}, does not fit the schema: {bad.reason}; the {what} is {shown}; "
+        f"the {what} of the record at {place}, does not fit the schema: {reason}; the {what} is {shown}; "
         f"correct the schema, or read with {what}_format={instead!r} and decide in a bolt"
     )
 
 
-def kafka_column(
-    name: str, data_type: pa.DataType, partition: Partition, columns: RecordColumns, replace: bool
-) -> pa.Array:
-    """Return one of Kafka's columns. Raises DecodeError for invalid UTF-8, unless `replace` is set."""
+NotUtf8 = Mapping[int, tuple[str, UnicodeDecodeError]]
+"""By row: what is not UTF-8, and why."""
+
+
+def _kafka_column(
+    name: str, data_type: pa.DataType, columns: RecordColumns, replace: bool
+) -> tuple[pa.Array, NotUtf8]:
+    """Return one of Kafka's columns."""
     match name:
         case "key":
-            return _payload("key", columns.keys, data_type, partition, columns, replace)
+            return _payload("key", columns.keys, data_type, replace)
         case "value":
-            return _payload("value", columns.values, data_type, partition, columns, replace)
-        case "topic" | "partition":
-            return _places(name, data_type, [(partition, columns)])
+            return _payload("value", columns.values, data_type, replace)
         case "offset":
-            return pa.array(columns.offsets, data_type)
+            return pa.array(columns.offsets, data_type), {}
         case "timestamp":
-            return pa.array(columns.timestamps).view(_MILLISECONDS).cast(data_type)
+            return pa.array(columns.timestamps).view(_MILLISECONDS).cast(data_type), {}
         case "timestampType":
-            return pa.array(columns.timestamp_types, data_type)
+            return pa.array(columns.timestamp_types, data_type), {}
         case "headers":
-            return _headers(columns, data_type, partition, replace)
+            return _headers(columns, data_type, replace)
         case _:
             raise ValueError(f"Kafka has no column {name!r}")
 
 
-def _payload(
-    what: str,
-    raw: pa.Array,
-    data_type: pa.DataType,
-    partition: Partition,
-    columns: RecordColumns,
-    replace: bool,
-) -> pa.Array:
-    """Keys or values. Arrow checks UTF-8 for the whole column; the bad row is looked for only if it fails."""
+def _payload(what: str, raw: pa.Array, data_type: pa.DataType, replace: bool) -> tuple[pa.Array, NotUtf8]:
+    """Keys or values. Arrow checks UTF-8 for the whole column; bad rows are looked for only if it fails."""
     if data_type == pa.binary():
-        return raw
+        return raw, {}
     try:
-        return raw.cast(data_type)
+        return raw.cast(data_type), {}
     except pa.ArrowInvalid:
         column = raw.to_pylist()
-        invalid = _first_invalid(column)
-        if invalid is None:
+        invalid = dict(_invalid(column))
+        if not invalid:
             raise
-        if replace:
-            return pa.array([v if v is None else v.decode(errors="replace") for v in column], data_type)
-        row, error = invalid
-        raise _not_utf8(what, partition, columns.offsets[row], error) from error
+    if replace:
+        return pa.array([v if v is None else v.decode(errors="replace") for v in column], data_type), {}
+    valid = [None if row in invalid else value for row, value in enumerate(column)]
+    return pa.array(valid, pa.binary()).cast(data_type), {row: (what, why) for row, why in invalid.items()}
 
 
-def _first_invalid(column: Iterable[bytes | None]) -> tuple[int, UnicodeDecodeError] | None:
-    """The row of the first value that is not UTF-8, and why."""
+def _invalid(column: Iterable[bytes | None]) -> Iterator[tuple[int, UnicodeDecodeError]]:
+    """Yield the rows of values that are not UTF-8, and why."""
     for row, value in enumerate(column):
         if value is not None:
             try:
                 value.decode()
             except UnicodeDecodeError as error:
-                return row, error
-    return None
+                yield row, error
 
 
-def _headers(columns: RecordColumns, data_type: pa.DataType, partition: Partition, replace: bool) -> pa.Array:
+def _headers(columns: RecordColumns, data_type: pa.DataType, replace: bool) -> tuple[pa.Array, NotUtf8]:
     """The headers, null where a record has none, as in Spark's source."""
     rows = len(columns)
     found = columns.headers
     if not found:
-        return pa.nulls(rows, data_type)
+        return pa.nulls(rows, data_type), {}
     shown: list[list[dict[str, Any]] | None] = [None] * rows
+    invalid: dict[int, tuple[str, UnicodeDecodeError]] = {}
     for row, headers in found.items():
         try:
             shown[row] = _decoded(headers, "replace" if replace else "strict")
         except UnicodeDecodeError as error:
-            raise _not_utf8("name of a header", partition, columns.offsets[row], error) from error
-    return pa.array(shown, data_type)
+            invalid[row] = "name of a header", error
+    return pa.array(shown, data_type), invalid
 
 
 def _decoded(headers: Headers, errors: str) -> list[dict[str, Any]]:
     return [{"key": key.decode(errors=errors), "value": value} for key, value in headers]
 
 
-def _not_utf8(what: str, partition: Partition, offset: int, error: UnicodeDecodeError) -> DecodeError:
+def _not_utf8(what: str, place: str, error: UnicodeDecodeError) -> DecodeError:
     return DecodeError(
-        f"the {what} of the record at offset {offset} of topic {partition.topic!r}, partition "
-        f"{partition.number}, is not UTF-8 ({error.reason} at byte {error.start}); read it with "
-        f"errors='replace' or as 'binary'"
+        f"the {what} of the record at {place}, is not UTF-8 ({error.reason} at byte {error.start}); read it "
+        f"with errors='replace' or as 'binary'"
     )
 
 

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
 
-from txstream.api.spouts import PartitionEmitter, SpoutContext
+from txstream.api.spouts import Offsets, PartitionEmitter, SpoutContext, Unfit
 from txstream.core.errors import PartitionUnavailableError, ServiceUnavailableError
 from txstream.core.transaction import TransactionAttempt
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka.client import KafkaClient
-from txstream.spouts.kafka.columns import joined_batch, readers
+from txstream.spouts.kafka.columns import Part, fitting_batch, joined_batch, readers
 from txstream.spouts.kafka.fetch import CHUNK_OFFSETS, RangeFetcher
 from txstream.spouts.kafka.range_read import RangeRead
 
@@ -57,14 +57,28 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
         self, attempt: TransactionAttempt, metas: Mapping[str, KafkaRange]
     ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch]]:
         """As `emit_many`, with chunks of several partitions in one batch and the row counts of each."""
+        for names, parts in self._parts(metas):
+            counts = {name: len(columns) for name, (_, columns) in zip(names, parts, strict=True)}
+            yield counts, joined_batch(self._source, self._read, parts)
+
+    def emit_fitting(
+        self, attempt: TransactionAttempt, metas: Mapping[str, KafkaRange], unfit: Unfit
+    ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch, Offsets | None]]:
+        """As `emit_joined`, without the records that cannot be decoded."""
+        for names, parts in self._parts(metas):
+            found = fitting_batch(self._source, self._read, parts)
+            for partition, offset, error in found.unfit:
+                unfit(partition.name, offset, error)
+            yield dict(zip(names, found.counts, strict=True)), found.batch, found.offsets
+
+    def _parts(self, metas: Mapping[str, KafkaRange]) -> Iterator[tuple[list[str], list[Part]]]:
+        """Yield what is made into one batch: names of partitions, and their records."""
         reads = [RangeRead(name, wanted) for name, wanted in metas.items() if not wanted.is_empty]
         if not reads:
             return
         for progressed in self._open().run(reads):
             for some in _chunks(progressed):
-                counts = {read.name: len(read.columns) for read in some}
-                parts = [(read.partition, read.take()) for read in some]
-                yield counts, joined_batch(self._source, self._read, parts)
+                yield [read.name for read in some], [(read.partition, read.take()) for read in some]
 
     def take_ahead(self, metas: Mapping[str, KafkaRange], ahead: Mapping[str, bytes]) -> None:
         """Keep what the coordinator's fetch has brought of these ranges: record batches from their starts."""

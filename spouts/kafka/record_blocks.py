@@ -92,6 +92,13 @@ class RecordColumns:
     def __len__(self) -> int:
         return sum([stop - first for _, first, stop in self.blocks])
 
+    def at(self, offset: int) -> RecordColumns:
+        """The row of the record with this offset."""
+        for records, first, stop in self.blocks:
+            for row in (first + np.flatnonzero(records.offsets[first:stop] == offset)).tolist():
+                return RecordColumns([Block(records, row, row + 1)])
+        return RecordColumns()
+
     def add(self, blocks: Iterable[Block], size_bytes: int) -> None:
         self.blocks += blocks
         self.size_bytes += size_bytes

@@ -22,7 +22,7 @@ from support.schema_registry import FakeRegistry
 from txstream.api.spouts import SpoutContext
 from txstream.core.errors import SchemaError, ServiceUnavailableError, TopologyError, UsageError
 from txstream.plugins.formats.schema_registry import SchemaRegistry
-from txstream.spouts.formats.json_values import BadValueError
+from txstream.spouts.formats.unfit_values import BadValueError, refuse_first
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka.columns import readers
 
@@ -54,7 +54,13 @@ def reader_of(registry: str, schema: Any = READER, **options: Any) -> Callable[[
     source = KafkaSource("orders", value_format="avro", schema=schema)
     read = readers(source, SpoutContext("t", "orders", addresses, 2.0, 2.0)).value
     assert read is not None
-    return lambda values: [column.to_pylist() for column in read(values)]
+
+    def columns(values: list[bytes | None]) -> Any:
+        found, unfit = read(values)
+        refuse_first(unfit)
+        return [column.to_pylist() for column in found]
+
+    return columns
 
 
 @pytest.fixture

@@ -4,6 +4,9 @@ The oracle knows which records must be dead, which may be, and which never are. 
 code can process is dead until a retry counts it, once. Of each record either all effects are in the tables or
 one dead letter is there; the dead letters say what the ledger says.
 
+In histories `at_once` the bolt that fails is the only one that takes the spout's tuples, so the first attempt
+leaves out what fails twice in a row.
+
 In histories that `refuse`, the last database refuses, within the commit, to update the row of one word: once
 a txid has counted it, each record of this word in a later txid is dead. A transactional run then ends if a
 database may have counted the batch, until somebody lifts that rule.
@@ -102,13 +105,13 @@ class Check(BasicBolt):
 
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
         word = tup["word"]
+        collector.emit((word,))
         if word == "bad" or (word == "broken" and not self.repaired):
             raise ValueError(word)
         if word == "kills":
             raise CrashError
         if not self.exact:
             self._moods(word)
-        collector.emit((word,))
 
     def _moods(self, word: str) -> None:
         failing = _is_failing(word)
@@ -151,13 +154,14 @@ class Finish(BatchBolt):
 _CALLS = (Check.calls, Finish.calls)
 
 
-def _is_failing(word: str) -> bool:
-    """Return whether the next call for this word, or for those that fail together, fails."""
+def _is_failing(word: str, behind: int = 0) -> bool:
+    """Return whether the next call for this word, or for those that fail together, or the one so many calls
+    behind it, fails."""
     if word == "together":
-        return Finish.calls[word] < 3
+        return Finish.calls[word] + behind < 3
     if word == "moody":
-        return not Check.calls[word]
-    return word in SOMETIMES and 1 <= Check.calls[word] < 15
+        return not Check.calls[word] + behind
+    return word in SOMETIMES and 1 <= Check.calls[word] + behind < 15
 
 
 class Mark(BasicBolt):
@@ -171,7 +175,12 @@ class Mark(BasicBolt):
 
 @functools.cache
 def program_of(
-    semantics: Semantics, databases: int, repaired: bool, refuses: bool = False, exact: bool = False
+    semantics: Semantics,
+    databases: int,
+    repaired: bool,
+    refuses: bool = False,
+    exact: bool = False,
+    at_once: bool = False,
 ) -> Program:
     """Return the program before or after the repair; an `exact` one does not know moods."""
     spout: Any = OpaqueSpout if semantics is Semantics.OPAQUE else TransactionalSpout
@@ -184,7 +193,7 @@ def program_of(
             dead_letters=DeadLetters(max_share=1.0),
         )
         check, finish = Check(repaired=repaired, exact=exact), Finish(repaired=repaired, exact=exact)
-        builder.set_bolt("mark", Mark()).shuffle_grouping("words")
+        builder.set_bolt("mark", Mark()).shuffle_grouping("check" if at_once else "words")
         builder.set_bolt("check", check, parallelism=2).shuffle_grouping("words")
         builder.set_bolt("finish", finish, parallelism=_TASKS).fields_grouping("check", "word")
         for number in range(databases):
@@ -197,8 +206,8 @@ def program_of(
 
 
 @functools.cache
-def truth_of(semantics: Semantics, databases: int, refuses: bool) -> Truth:
-    program = program_of(semantics, databases, repaired=True, refuses=refuses, exact=True)
+def truth_of(semantics: Semantics, databases: int, refuses: bool, at_once: bool) -> Truth:
+    program = program_of(semantics, databases, True, refuses, exact=True, at_once=at_once)
     dead = [
         (name, int(number))
         for name, _, number in (place.partition("@") for place, word in WORDS.items() if word in _DYING)
@@ -227,7 +236,7 @@ class LetterRunner(Runner):
     def _run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         width = min(self._world.width, _TASKS)
         found: BatchResult = self._once(
-            attempt, metas, width, lambda: super(LetterRunner, self)._run(attempt, metas)
+            attempt, metas, (width, metas.spare), lambda: super(LetterRunner, self)._run(attempt, metas)
         )
         return found
 
@@ -262,7 +271,9 @@ class LetterRunner(Runner):
         ]
         words = {WORDS[place] for place in places}
         program = self._driver.program
-        code = program if words & REPAIRED else (self._world.semantics, len(program.databases))
+        world = cast(LetterWorld, self._world)
+        code = program if words & REPAIRED else (world.semantics, len(program.databases), world.at_once)
+        how = (how, world.rules)  # a mistake may change what bolts make of it
         key = (code, how, *ranges, None, *excluded, None, *places, None, *_failing(words))
         found = self.known.get(key)
         if found is None:
@@ -286,15 +297,20 @@ class LetterRunner(Runner):
         raise failure
 
 
-def _failing(words: set[str]) -> list[str]:
-    """Return at which of these words bolts fail now, as far as that depends on earlier calls. No part of the
-    log calls a bolt for one of them twice."""
+def _failing(words: set[str]) -> list[tuple[str, bool]]:
+    """Return at which of these words bolts fail now, as far as that depends on earlier calls, and whether in
+    the call after it too. No part of the log calls a bolt for one of them more often."""
     counted = words & _MOODY | ({"together"} if words >= _TOGETHER else set())
-    return sorted(filter(_is_failing, counted))
+    return sorted((word, _is_failing(word, 1)) for word in counted if _is_failing(word))
 
 
 class LetterDriver(SimulatedDriver):
-    """A driver that operators steer."""
+    """A driver that operators steer. `left_out` counts what the tasks of its first attempts have left out."""
+
+    left_out = 0
+
+    def processed(self, attempt: TransactionAttempt, result: BatchResult) -> None:
+        self.left_out += len(result.left_out)
 
     def start_engine(self) -> Callable[[ExecutionPlan], BatchRunner]:
         return lambda plan: LetterRunner(self, plan)
@@ -319,6 +335,7 @@ class LetterWorld(MutableWorld):
 
     databases: int = 1
     refuses: bool = False
+    at_once: bool = False
 
     def __post_init__(self) -> None:
         self.is_repaired = self.is_last_asked = False
@@ -332,7 +349,9 @@ class LetterWorld(MutableWorld):
         return OperatorRequests(self.tree, Paths(ROOT, self.topology_id))
 
     def driver_of(self, program: Program, number: int) -> SimulatedDriver:
-        program = program_of(self.semantics, self.databases, self.is_repaired, self.refuses)
+        program = program_of(
+            self.semantics, self.databases, self.is_repaired, self.refuses, at_once=self.at_once
+        )
         program.results._known.clear()  # what succeeded once may fail this time
         return LetterDriver(self, number, program)
 
@@ -525,19 +544,21 @@ def simulate_letters(
     more: Mapping[str, float] | None = None,
     *,
     refuses: bool = False,
+    at_once: bool = False,
 ) -> LetterWorld:
     """Run one history. Raises AssertionError, with the history and the seed, when anything is not right."""
     Check.calls.clear()
     Finish.calls.clear()
     world = LetterWorld(
-        program_of(semantics, databases, repaired=False, refuses=refuses),
+        program_of(semantics, databases, repaired=False, refuses=refuses, at_once=at_once),
         Chances(seed),
-        truth_of(semantics, databases, refuses),
+        truth_of(semantics, databases, refuses, at_once),
         {**LETTER_FAULTS, **(more or {})},
         STEPS,
         on_sqlite=0.0 if refuses else ON_SQLITE,
         rules=rules,
         databases=databases,
         refuses=refuses,
+        at_once=at_once,
     )
     return tell_of(world, f"seed {seed}, {semantics} spout")

@@ -9,7 +9,16 @@ import pytest
 
 from guards import GUARDS, Guard, LetterHunt
 from simulation.histories import SOAK_SEEDS, Rules
-from simulation.letters import ALWAYS, LETTER_FAULTS, REPAIRED, TWIN, WORDS, LetterWorld, simulate_letters
+from simulation.letters import (
+    ALWAYS,
+    LETTER_FAULTS,
+    REPAIRED,
+    TWIN,
+    WORDS,
+    LetterDriver,
+    LetterWorld,
+    simulate_letters,
+)
 from txstream.core.semantics import Semantics
 from txstream.state.dead_letters import DEAD
 
@@ -30,7 +39,8 @@ def letters_of(world: LetterWorld) -> list[tuple[str, str]]:
 @EVERY_KIND
 def test_each_record_is_counted_or_dead(semantics: Semantics, databases: int, refuses: bool) -> None:
     for seed in range(FEW_SEEDS):
-        simulate_letters(seed, semantics, databases, refuses=refuses)
+        for at_once in (False, True):
+            simulate_letters(seed, semantics, databases, refuses=refuses, at_once=at_once)
 
 
 @pytest.mark.soak
@@ -40,7 +50,7 @@ def test_each_record_is_counted_or_dead_in_many_more_histories(
     semantics: Semantics, databases: int, refuses: bool
 ) -> None:
     for seed in range(FEW_SEEDS, SOAK_SEEDS):
-        simulate_letters(seed, semantics, databases, refuses=refuses)
+        simulate_letters(seed, semantics, databases, refuses=refuses, at_once=bool(seed % 2))
 
 
 @pytest.mark.soak
@@ -66,6 +76,20 @@ def test_histories_have_in_them_what_they_are_to_show() -> None:
         "before a batch is processed", "before the end of a transaction", "after a transaction",
         "before answer_request", "after answer_request",
     } <= crashes, crashes  # fmt: skip
+
+
+@pytest.mark.soak
+def test_histories_have_records_in_them_that_the_first_attempt_leaves_out() -> None:
+    """Of a bolt behind which something else fails, the attempt fails all the same."""
+    at_once, ends = 0, set[str]()
+    for seed in range(30):
+        world = simulate_letters(
+            seed, Semantics.TRANSACTIONAL, 1 + seed % 2, more={"crash": 0.03}, at_once=True
+        )
+        at_once += sum(driver.left_out for driver in world.drivers if isinstance(driver, LetterDriver))
+        ends.update(world.crashes)
+    assert at_once > 30
+    assert {"before amend", "after amend"} <= ends, ends
 
 
 @pytest.mark.soak
@@ -115,7 +139,11 @@ def test_a_missing_guard_is_found(guard: Guard, hunt: LetterHunt) -> None:
     for seed in range(hunt.first_seed, hunt.first_seed + MOST_SEEDS):
         try:
             rules = Rules(guard.patches)
-            simulate_letters(seed, hunt.semantics, hunt.databases, rules, hunt.more, refuses=hunt.refuses)
+            simulate_letters(
+                *(seed, hunt.semantics, hunt.databases, rules, hunt.more),
+                refuses=hunt.refuses,
+                at_once=hunt.at_once,
+            )
         except AssertionError as error:
             if isinstance(error.__cause__, hunt.shows):
                 return

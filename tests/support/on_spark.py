@@ -268,14 +268,27 @@ class Slow(Same):
 
 
 class FailsOn(Same):
-    """Raises for one word; if it is given a file, only while that file exists."""
+    """Raises for one word; if it is given a file, only while that file exists. If it `keeps`, an instance
+    counts its tuples."""
 
-    def __init__(self, word: str, file: Path | None = None, error: type[BaseException] = ValueError) -> None:
+    tuples = 0
+
+    def __init__(
+        self,
+        word: str,
+        file: Path | None = None,
+        error: type[BaseException] = ValueError,
+        *,
+        keeps: bool = False,
+    ) -> None:
         self.word = word
         self.file = file
         self.error = error
+        self.keeps = keeps
 
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        if self.keeps:
+            self.tuples += 1
         if tup["word"] == self.word and (self.file is None or self.file.exists()):
             raise self.error(f"no {self.word} here")
         super().execute(tup, collector)

@@ -50,13 +50,16 @@ WORDS = [f"w{number % 7}" for number in range(60)]
 
 
 class Parse(BasicBolt):
-    """Fails at each word that begins with "bad"."""
+    """Fails at each word that begins with "bad". It counts its tuples, so nobody knows what a bad one has
+    changed, and an attempt has to search (`test_leaving_out` has the others)."""
 
     output = "word string"
     calls: ClassVar[Counter[str]] = Counter()
+    tuples = 0
 
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
         word = tup["word"]
+        self.tuples += 1
         self.calls[word] += 1
         if word.startswith("bad"):
             raise ValueError(f"{word} is no word")
@@ -93,9 +96,15 @@ def topology(
     dead_letters: DeadLetters | None = ALL,
     *,
     batch: int = 500,
+    pending: int = 2,
 ) -> Topology:
     builder = TransactionalTopologyBuilder(
-        "words", "words", spout(source, max_batch_records=batch), dead_letters=dead_letters, max_attempts=3
+        "words",
+        "words",
+        spout(source, max_batch_records=batch),
+        dead_letters=dead_letters,
+        max_attempts=3,
+        max_spout_pending=pending,
     )
     builder.set_bolt("parse", Parse()).shuffle_grouping("words")
     builder.set_bolt("together", Together(), parallelism=2).fields_grouping("parse", "word")
@@ -540,3 +549,28 @@ def test_a_crash_in_an_isolating_attempt_leaves_each_record_in_one_place(
 def test_headers_are_kept_as_json() -> None:
     kept = _headers([{"key": "trace", "value": b"\x00\xff"}, {"key": "none", "value": None}])
     assert json.loads(kept) == [["trace", base64.b64encode(b"\x00\xff").decode()], ["none", None]]
+
+
+def test_after_two_batches_with_bad_records_the_next_ones_are_searched_at_once(database: str) -> None:
+    """Until one has none. So a topic with bad records all along it costs no failed attempt for each batch."""
+    words = ["a", "bad1", "a", "bad2", "bad3", "a", "a", "bad4", "a", "a", "a", "bad5"]
+    with (
+        MemorySpout("word string", {"p": words}) as source,
+        TopologyTest(topology(source, batch=2, pending=1), database=database) as test,
+    ):
+        test.run()
+        assert [len(test.attempts(txid)) for txid in range(1, 7)] == [2, 2, 1, 1, 1, 2]
+        assert test.table("counts") == {"a": 7}
+    assert [row[1] for row in dead(database)] == ["p@1", "p@3", "p@4", "p@7", "p@11"]
+
+
+def test_two_batches_with_bad_records_are_forgotten_after_a_minute(database: str) -> None:
+    with (
+        MemorySpout("word string", {"p": ["a", "bad1", "a", "bad2"]}) as source,
+        TopologyTest(topology(source, batch=2, pending=1), database=database) as test,
+    ):
+        test.run()
+        test.clock.advance(61)
+        source.append("p", "a", "bad3")
+        test.run()
+        assert [len(test.attempts(txid)) for txid in range(1, 4)] == [2, 2, 2]

@@ -18,7 +18,8 @@ from support.lists import each
 
 from txstream.api.schema import parse_schema
 from txstream.core.errors import SchemaError
-from txstream.spouts.formats.json_values import _SLICE_ROWS, BadValueError, JsonReader, json_schema
+from txstream.spouts.formats.json_values import _SLICE_ROWS, JsonReader, json_schema
+from txstream.spouts.formats.unfit_values import BadValueError
 
 
 def read(declaration: str | pa.Schema, *values: bytes | None, replace: bool = False) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ from support.lists import each
 from txstream.api.spouts import SpoutContext
 from txstream.core.errors import DecodeError
 from txstream.spouts.kafka import KafkaSource, record_batches as kafka_record_batches
-from txstream.spouts.kafka.columns import Readers, joined_batch, readers, record_batch
+from txstream.spouts.kafka.columns import Readers, joined_batch, readers
 from txstream.spouts.kafka.decode_numpy import decode
 from txstream.spouts.kafka.protocol import Partition
 from txstream.spouts.kafka.record_batches import CorruptBatchError, Fetched, decode_records
@@ -263,7 +263,7 @@ def test_the_columns_of_several_partitions_are_what_each_has_alone(
 
     together = made(lambda: joined_batch(source, reader, parts))
     assert together == made(
-        lambda: pa.concat_batches([record_batch(source, reader, *part) for part in parts])
+        lambda: pa.concat_batches([joined_batch(source, reader, [part]) for part in parts])
     )
 
 
@@ -348,7 +348,9 @@ def test_columns_that_are_left_out_change_nothing_in_the_others() -> None:
     columns = RecordColumns()
     headers: Headers = [("h", b"1")]
     decode_one(batch(0, [(i, i, b"k", b"%d" % i, headers) for i in range(9)]), 2, 7, columns)
-    everything = record_batch(KafkaSource("lines"), Readers(), Partition("lines", 0), columns)
+    everything = joined_batch(KafkaSource("lines"), Readers(), [(Partition("lines", 0), columns)])
     for name in everything.schema.names:
         source = KafkaSource("lines", kafka_columns=[name])
-        assert record_batch(source, Readers(), Partition("lines", 0), columns) == everything.select([name])
+        assert joined_batch(source, Readers(), [(Partition("lines", 0), columns)]) == everything.select(
+            [name]
+        )

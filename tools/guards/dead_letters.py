@@ -5,7 +5,7 @@ from __future__ import annotations
 from guards import sources
 from guards.guard import Guard
 from guards.hunt import DYING, OPAQUE, TRANSACTIONAL, LetterHunt
-from txstream.core.errors import CorruptStateError, StateValueError
+from txstream.core.errors import CorruptStateError, ProgressMismatchError, StateValueError
 from txstream.plugins.proof.simulation.driver import UnexplainedError
 from txstream.plugins.proof.simulation.world import WrongResultError
 
@@ -61,6 +61,36 @@ DEAD_LETTERS = (
         mutant="TheSetIsNotInThePlan",
         does="Neither plan nor ledger says that the batch leaves records out.",
         hunts=(LetterHunt(WrongResultError, OPAQUE), LetterHunt(WrongResultError, TRANSACTIONAL)),
+    ),
+    Guard(
+        "dead letters",
+        "what a stored plan leaves out is stored before its commit",
+        sources.COORDINATOR,
+        "        self._amending[attempt.txid] += 1\n        return [Amend(attempt.txid, metas)]\n",
+        "        return []\n",
+        mutant="TheSetIsNotStored",
+        does="A driver forgets to store what its first attempt leaves out, commits and dies.",
+        hunts=(LetterHunt(ProgressMismatchError, TRANSACTIONAL, 1, DYING, at_once=True),),
+    ),
+    Guard(
+        "dead letters",
+        "a record is tried again by itself before it is left out",
+        "txstream/engine/batch/stage.py",
+        "            and self._fails_alone(leaving, one_row(chunk, row))\n",
+        "",
+        mutant="OneFailureIsEnough",
+        does="A record that has failed once, for whatever reason, is dead.",
+        hunts=(LetterHunt(WrongResultError, OPAQUE, at_once=True),),
+    ),
+    Guard(
+        "dead letters",
+        "what a record that is left out has emitted is undone",
+        "txstream/engine/batch/collector.py",
+        "            del rows[length:]\n",
+        "            pass\n",
+        mutant="WhatItEmittedStays",
+        does="A record is left out in the first attempt, and what it had emitted is counted.",
+        hunts=(LetterHunt(WrongResultError, OPAQUE, at_once=True),),
     ),
     Guard(
         "dead letters",

@@ -57,6 +57,8 @@ class Hunt:
     """Whether somebody restores databases from older copies beneath running drivers."""
     refuses: bool = False
     """Whether a database refuses values within the commit, where records fail by themselves."""
+    at_once: bool = False
+    """Whether the first attempt may leave out records that fail by themselves."""
 
     def __str__(self) -> str:
         return f"{self.semantics}-{self.databases}-{self.shows.__name__}"

@@ -11,8 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from txstream.api.rows import UnfitValueError, to_column
@@ -138,6 +140,12 @@ class PartitionCoordinator(ABC, Generic[Meta]):
         """Called once at the end, also after a failure."""
 
 
+Offsets: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
+
+Unfit = Callable[[str, int, DecodeError], None]
+"""Is told of a record that cannot be decoded: its partition, its offset, and why."""
+
+
 class PartitionEmitter(ABC, Generic[Meta]):
     """Reads what was planned. Lives in a worker process on an executor, and is kept from batch to batch."""
 
@@ -167,6 +175,18 @@ class PartitionEmitter(ABC, Generic[Meta]):
         thousand partitions with a few rows each should not cost a record batch for each."""
         for partition, batch in self.emit_many(attempt, metas):
             yield {partition: batch.num_rows}, batch
+
+    def emit_fitting(
+        self, attempt: TransactionAttempt, metas: Mapping[str, Meta], unfit: Unfit
+    ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch, Offsets | None]]:
+        """As `emit_joined`, without the records that cannot be decoded, and with the offset of each row. The
+        engine calls this method where a topology asks for dead letters. For each record that fails twice, the
+        second time by itself, call `unfit`, which raises if the record must not be left out. What a service
+        that is away may cause is raised as ever. Override it if `emit` decodes; the default answers None for
+        offsets: those of a range whose positions are records follow from the rows before.
+        """
+        for counts, batch in self.emit_joined(attempt, metas):
+            yield counts, batch, None
 
     def take_ahead(self, metas: Mapping[str, Meta], ahead: Mapping[str, bytes]) -> None:
         """Learn what the coordinator has read ahead of these ranges, before they are emitted. It is only

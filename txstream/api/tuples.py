@@ -45,7 +45,7 @@ class Chunk:
         self.source_component = source_component
         self.source_stream = source_stream
         self.source_task = source_task
-        # For the engine: the trees that the tuples belong to, where they are tracked.
+        # For the engine: the trees that the tuples belong to, where they are tracked, or the numbers of rows.
         self.marks: Any = None
 
     def __len__(self) -> int:

@@ -30,7 +30,7 @@ from txstream.core.errors import SchemaError, UsageError
 from txstream.plugins.formats.protobuf_schema import message_type
 from txstream.plugins.formats.protobuf_values import ProtobufDecoder
 from txstream.plugins.formats.schema_registry import RegisteredSchema, UnresolvableError
-from txstream.spouts.formats.json_values import BadValueError
+from txstream.spouts.formats.unfit_values import BadValueError
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka.columns import readers
 
@@ -227,7 +227,7 @@ def test_a_source_with_a_message_class_can_be_shipped() -> None:
     source = KafkaSource("orders", value_format="protobuf", schema=ALL, wire_format="plain")
     read = readers(pickle.loads(pickle.dumps(source)), SpoutContext("t", "orders", {})).value
     assert read is not None
-    columns = read([None, ALL(f_int64=5).SerializeToString()])
+    columns, _ = read([None, ALL(f_int64=5).SerializeToString()])
     assert columns[source.output.get_field_index("f_int64")].to_pylist() == [None, 5]
 
 
@@ -261,7 +261,8 @@ def test_a_proto_file_is_a_schema_with_what_it_imports(tmp_path: Path) -> None:
     assert source.output.names[:3] == ["id", "item", "at"]
     read = readers(pickle.loads(pickle.dumps(source)), SpoutContext("t", "orders", {})).value
     assert read is not None
-    assert read([b"\x08\x05\x12\x03\x0a\x01x"])[source.output.get_field_index("id")].to_pylist() == [5]
+    columns, _ = read([b"\x08\x05\x12\x03\x0a\x01x"])
+    assert columns[source.output.get_field_index("id")].to_pylist() == [5]
     assert path.read_text() == text
 
 

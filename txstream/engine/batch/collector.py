@@ -45,6 +45,23 @@ class Collector:
         self._direct: dict[tuple[str, int], list[Any]] = {}
         self._arity = {stream: len(schema) for stream, schema in spec.streams.items()}
         self._is_open = True
+        self._sends = 0
+
+    def mark(self) -> tuple[int, list[int], dict[tuple[str, int], int] | None]:
+        """Return how much was emitted so far, for `undo`."""
+        direct = {to: len(rows) for to, rows in self._direct.items()} if self._direct else None
+        return self._sends, [len(rows) for rows in self._rows.values()], direct
+
+    def undo(self, mark: tuple[int, list[int], dict[tuple[str, int], int] | None]) -> bool:
+        """Drop what was emitted since the mark. Returns False if some of it was sent."""
+        sends, lengths, direct = mark
+        if sends != self._sends:
+            return False
+        for rows, length in zip(self._rows.values(), lengths, strict=True):
+            del rows[length:]
+        if self._direct:
+            self._direct = {to: self._direct[to][:length] for to, length in (direct or {}).items()}
+        return True
 
     def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
         """See `OutputCollector`."""
@@ -86,6 +103,7 @@ class Collector:
                 raise self._unfit(UnfitValueError(0, fits, None), stream)
         self._flush(stream)
         if batch.num_rows:
+            self._sends += 1
             self._send(self._task, self._given(batch), stream, None)
 
     def flush(self) -> None:
@@ -120,6 +138,7 @@ class Collector:
         if not rows:
             return
         self._rows[stream] = []
+        self._sends += 1
         self._send(self._task, self._to_arrow(rows, stream), stream, None)
 
     def _to_arrow(self, rows: list[Any], stream: str) -> pa.RecordBatch:
@@ -251,13 +270,15 @@ class Outbox:
         """Hand on a parcel for a later stage."""
         self.parcels.setdefault(parcel, []).extend(table.to_batches())
 
-    def messages(self, origin: str) -> list[Element]:
+    def messages(self, origin: str, lineage: str = "") -> list[Element]:
         """The messages for the next stage, if there is one."""
         following = self.layout.following(self.stage)
         if following is None:
             return []
         started, sizes = time.perf_counter_ns(), Counter[EdgeName]()
-        found = list(address_messages(origin, self.spark_task, following.width, self.tables(), sizes))
+        found = list(
+            address_messages(origin, self.spark_task, following.width, self.tables(), sizes, lineage)
+        )
         self.sending_ns.update(shared_out(time.perf_counter_ns() - started, sizes))
         return found
 

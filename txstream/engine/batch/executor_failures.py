@@ -78,6 +78,14 @@ class Failure:
         return "" if self.task is None else f", task {self.task}"
 
 
+class TaskFailedError(Exception):
+    """Carries a described failure out of nested calls. Used only within the engine."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
 def describe(
     error: BaseException, component: str, task: int | None, tup: Any = None, *, spout: str | None = None
 ) -> Failure:

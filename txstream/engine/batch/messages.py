@@ -46,6 +46,10 @@ class WorkOrder:
     dead letters that it retries, as the spout emits them; the first Spark task has them. `sought` is what a
     search looks for instead of records that fail. `horizons` are those of its metas. `ahead` is what the
     planner has read already of the ranges of the first and only Spark task.
+
+    Up to `spare` records may be left out by the Spark tasks themselves (`leaving_out`). In the commit phase
+    these are known: `left_out` are partition, offset and component of each, and `lineages` those of the
+    processing phase's last messages.
     """
 
     attempt: TransactionAttempt
@@ -58,6 +62,9 @@ class WorkOrder:
     sought: Sought | None = None
     horizons: Mapping[str, int] = field(default_factory=dict)
     ahead: Mapping[str, bytes] = field(default_factory=dict)
+    spare: int = 0
+    left_out: Sequence[tuple[str, int, str]] = ()
+    lineages: Mapping[str, str] | None = None
 
     def to_json(self) -> str:
         return json.dumps(
@@ -73,6 +80,9 @@ class WorkOrder:
                 "sought": self.sought,
                 "horizons": dict(self.horizons),
                 "ahead": {name: base64.b64encode(data).decode() for name, data in self.ahead.items()},
+                "spare": self.spare,
+                "left_out": self.left_out,
+                "lineages": self.lineages,
             },
             separators=(",", ":"),
         )
@@ -93,6 +103,9 @@ class WorkOrder:
             None if document["sought"] is None else Sought(*document["sought"]),
             document["horizons"],
             {name: base64.b64decode(data) for name, data in document["ahead"].items()},
+            document["spare"],
+            tuple((partition, offset, component) for partition, offset, component in document["left_out"]),
+            document["lineages"],
         )
 
 
@@ -169,12 +182,13 @@ class Parcel(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """What one sender sends to one Spark task of the next stage."""
+    """What one sender sends to one Spark task of the next stage. `lineage` says what was left out of it."""
 
     origin: str
     sender: int
     parcels: Mapping[Parcel, pa.Table]
     failure: Failure | None = None
+    lineage: str = ""
 
     def encode(self, sizes: EdgeCount | None = None) -> bytes:
         """Return the message. Its bytes are added to `sizes`, by edge."""
@@ -183,6 +197,8 @@ class Message:
             return pack({**header, "failure": self.failure.to_document()})
         # Rows are counted apart from the tables, so that a loss on the way is noticed.
         header["parcels"] = [[*parcel, table.num_rows] for parcel, table in self.parcels.items()]
+        if self.lineage:
+            header["lineage"] = self.lineage
         layout: list[tuple[str, int]] = []
         message = pack(header, {str(i): table for i, table in enumerate(self.parcels.values())}, layout)
         if sizes is not None:
@@ -207,7 +223,7 @@ class Message:
                     f"{parcel.source_task} of {parcel.source!r}, which sent {sent}"
                 )
             parcels[parcel] = table
-        return cls(header["origin"], header["from"], parcels)
+        return cls(header["origin"], header["from"], parcels, lineage=header.get("lineage", ""))
 
 
 @dataclass
@@ -250,9 +266,24 @@ def _root_table(roots: list[Any]) -> pa.Table:
     return pa.table({"root": pa.chunked_array([pa.array(some) for some in roots], pa.uint64())})
 
 
+class LeftOut(NamedTuple):
+    """A record that a Spark task has left out, and how it failed."""
+
+    partition: str
+    offset: int
+    failure: Failure
+
+    @property
+    def known_as(self) -> tuple[str, int, str]:
+        """What a work order says of it."""
+        return self.partition, self.offset, self.failure.component
+
+
 @dataclass
 class Answer:
-    """What one Spark task of one stage reports to the driver."""
+    """What one Spark task of one stage reports to the driver. `sender` is what its messages have, and
+    `heard` are the lineages of the messages that it got, by their senders, as far as they have one. Of
+    partitions in `gaps` nobody knows which record a row is."""
 
     records: int = 0
     read_seconds: float = 0.0
@@ -268,6 +299,12 @@ class Answer:
     written: Mapping[tuple[str, str], TableDigest] = field(default_factory=dict)
     tracked: Tracked | None = None
     failure: Failure | None = None
+    stage: int = 0
+    sender: int = 0
+    left_out: Sequence[LeftOut] = ()
+    lineage: str = ""
+    heard: Mapping[str, str] = field(default_factory=dict)
+    gaps: Sequence[str] = ()
 
     def encode(self) -> bytes:
         if self.failure is not None:
@@ -284,6 +321,10 @@ class Answer:
             "sending_ns": [[*edge, spent] for edge, spent in self.sending_ns.items()],
             "taking_ns": [[*edge, spent] for edge, spent in self.taking_ns.items()],
             "written": [[*state, digest.to_document()] for state, digest in self.written.items()],
+            "from": [self.stage, self.sender],
+            "left_out": [[*one[:2], one.failure.to_document()] for one in self.left_out],
+            "lineage": [self.lineage, self.heard],
+            "gaps": list(self.gaps),
         }
         tables = [*self.deltas.values(), *self.emitted.values()]
         named = {str(i): table for i, table in enumerate(tables)}
@@ -314,6 +355,12 @@ class Answer:
                 for component, name, digest in header["written"]
             },
             tracked=Tracked.from_header(header["tracked"], tables) if header["tracked"] else None,
+            stage=header["from"][0],
+            sender=header["from"][1],
+            left_out=[LeftOut(name, at, Failure(**failure)) for name, at, failure in header["left_out"]],
+            lineage=header["lineage"][0],
+            heard=header["lineage"][1],
+            gaps=header["gaps"],
         )
 
 
@@ -339,6 +386,7 @@ def address_messages(
     width: int,
     parcels: Mapping[Parcel, pa.Table],
     sizes: EdgeCount | None = None,
+    lineage: str = "",
 ) -> Iterator[Element]:
     """One message for every Spark task of the next stage, which is `width` wide. `sizes` as in `encode`."""
     sorted_out: list[dict[Parcel, pa.Table]] = [{} for _ in range(width)]
@@ -346,7 +394,7 @@ def address_messages(
         # The address is a Spark task of the next stage. Any of them may carry a parcel for a later stage.
         sorted_out[parcel.spark_task % width][parcel] = table
     for target, selected in enumerate(sorted_out):
-        yield target, Message(origin, sender, selected).encode(sizes)
+        yield target, Message(origin, sender, selected, lineage=lineage).encode(sizes)
 
 
 def address_failure(origin: str, sender: int, width: int, failure: Failure) -> Iterator[Element]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from txstream.core.digests import TableDigest
 from txstream.core.placement import EdgeTuples, TaskPlace
 from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.edge_counts import EdgeCount
-from txstream.engine.batch.messages import Tracked, WorkOrder
+from txstream.engine.batch.messages import LeftOut, Tracked, WorkOrder
 
 if TYPE_CHECKING:
     from txstream.engine.batch.record_search import FailingRecord
@@ -40,6 +40,8 @@ class BatchResult:
     commit phase, `edges` those that each subscription received; `sending_ns` and `taking_ns` are the time
     that edges took (`edge_counts`). `kept` is the runner's own: what the commit phase reads, until `release`.
     `tracked` is what Spark tasks report of trees of tuples. `by_residents` says that residents ran it.
+    `left_out` are the records that Spark tasks have left out, and `lineages` what the last messages say of
+    that (`leaving_out`).
     """
 
     deltas: Mapping[str, list[pa.Table]]
@@ -59,6 +61,13 @@ class BatchResult:
     sending_ns: EdgeCount = field(default_factory=Counter)
     taking_ns: EdgeCount = field(default_factory=Counter)
     by_residents: bool = False
+    left_out: Sequence[LeftOut] = ()
+    lineages: Mapping[str, str] = field(default_factory=dict)
+
+    def to_commit(self, order: WorkOrder, committed: TransactionAttempt | None) -> WorkOrder:
+        """Return the order of the commit phase: what is computed again leaves out the same records."""
+        known = tuple(one.known_as for one in self.left_out)
+        return replace(order, committed=committed, spare=0, left_out=known, lineages=self.lineages)
 
 
 def edges_of(processed: BatchResult, finished: BatchResult) -> list[EdgeTuples]:

@@ -136,4 +136,6 @@ def work_order(
         records=metas.records,
         horizons=metas.horizons,
         ahead=metas.ahead if readers == 1 else {},
+        # What a DataFrame bolt reads is kept, and computed again where it is lost, behind the answers.
+        spare=0 if any(bolt.is_dataframe for bolt in plan.bolts) else metas.spare,
     )

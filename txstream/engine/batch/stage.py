@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from txstream.api.bolts import BasicBolt, BatchBolt, StateCommitter, TopologyContext, overrides, refuse_result
 from txstream.api.tracked import RichBolt
-from txstream.api.tuples import Chunk, Tuple
+from txstream.api.tuples import Chunk, Tuple, one_row
 from txstream.core.digests import TableDigest, added_up
 from txstream.core.errors import BatchFailedError, CrashError, ShortBatchError
 from txstream.core.placement import TaskPlace
@@ -29,22 +29,23 @@ from txstream.core.wording import counted
 from txstream.engine.batch.collector import Collector, Outbox, Send
 from txstream.engine.batch.edge_counts import EdgeName
 from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan
-from txstream.engine.batch.executor_failures import Failure, describe
+from txstream.engine.batch.executor_failures import Failure, TaskFailedError, describe
 from txstream.engine.batch.layout import Layout, Stage
+from txstream.engine.batch.leaving_out import (
+    LeavingOut,
+    kept_by,
+    leaving_out,
+    lineage_of,
+    may_be_a_record,
+    may_retry,
+    open_chunk,
+)
 from txstream.engine.batch.messages import Parcel, Tracked, WorkOrder
 from txstream.engine.batch.state_tasks import TaskStates
 from txstream.engine.batch.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from txstream.engine.batch.task_tier import TieredTask
-
-
-class TaskFailedError(Exception):
-    """Carries a described failure out of nested calls. Used only within the engine."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
 
 
 @dataclass
@@ -90,6 +91,7 @@ class TaskRuntime:
         stopwatch: Stopwatch,
         committed: TransactionAttempt | None = None,
         horizons: Mapping[str, int] | None = None,
+        leaving: LeavingOut | None = None,
     ) -> None:
         self.spec = spec
         self.task = task
@@ -108,7 +110,7 @@ class TaskRuntime:
             if isinstance(self.bolt, StateCommitter):
                 self.bolt.horizon = (horizons or {}).get(self.bolt.state.table)
             self._states = TaskStates(spec, task, attempt, process, committed)
-            context = TopologyContext(
+            context = self._context = TopologyContext(
                 topology_id=plan.topology_id,
                 component=spec.id,
                 task_index=task,
@@ -124,6 +126,10 @@ class TaskRuntime:
                 resource=process.resource(spec, self.bolt),
                 states=self._states.states,
             )
+            self._leaving = leaving if leaving is not None and may_retry(self.bolt) else None
+            # What an instance has kept that has got no tuple yet, and one that tries a tuple by itself.
+            self._fresh: bytes | None = None
+            self._trial: BasicBolt | None = None
             if isinstance(self.bolt, BatchBolt):
                 self._call("prepare", context, self.collector, attempt)
             elif isinstance(self.bolt, BasicBolt):
@@ -140,6 +146,8 @@ class TaskRuntime:
                 self._receive_tracked(self.tracked, execute, chunk)
             elif isinstance(bolt, BasicBolt) and overrides(bolt, BasicBolt.execute_batch):
                 self._call("execute_batch", chunk.batch, self.collector)
+            elif self._leaving is not None and chunk.marks is not None:
+                self._receive_leaving_out(self._leaving, execute, chunk)
             elif isinstance(bolt, BasicBolt):
                 collector = self.collector
                 for tup in chunk.tuples():
@@ -156,6 +164,64 @@ class TaskRuntime:
                             refuse_result(bolt, "execute", result)
             self._tuple = None
             self.collector.flush()
+
+    def _receive_leaving_out(self, leaving: LeavingOut, execute: Any, chunk: Chunk) -> None:
+        """Execute tuples of the spout one by one, and leave out those that fail again by themselves."""
+        collector, mark = self.collector, self.collector.mark
+        for row, tup in enumerate(chunk.tuples()):
+            if leaving.knows_all and leaving.is_known(chunk, row, self.spec.id):
+                continue
+            self._tuple = tup
+            before = mark()
+            try:
+                if (result := execute(tup, collector)) is not None:
+                    refuse_result(self.bolt, "execute", result)
+            except Exception as error:
+                if leaving.knows_all or not self._is_left_out(leaving, chunk, row, error, before):
+                    raise
+
+    def _is_left_out(
+        self, leaving: LeavingOut, chunk: Chunk, row: int, error: Exception, before: Any
+    ) -> bool:
+        """Leave out a tuple at which the bolt has failed, if nothing of it remains and it fails again."""
+        if isinstance(error, TaskFailedError):  # of a bolt that has got what this one has sent
+            return False
+        failure = self._described(error)
+        return (
+            may_be_a_record(error, failure, leaving.attempt)
+            and self.collector.undo(before)
+            and self._fails_alone(leaving, one_row(chunk, row))
+            and leaving.take(chunk, row, failure)
+        )
+
+    def _fails_alone(self, leaving: LeavingOut, chunk: Chunk) -> bool:
+        """Whether a fresh instance fails at this tuple, too, and this one has kept nothing of what it got."""
+        context, trial = self._context, self._trial
+        collector = Collector(self.spec, self.task, lambda *_: None)
+        self._trial = None
+        try:
+            if trial is None:
+                fresh = self.spec.create()
+                assert isinstance(fresh, BasicBolt)
+                fresh.prepare(context)
+                trial = fresh
+                self._fresh = kept_by(trial, context)
+            if self._fresh is None or kept_by(self.bolt, context) != self._fresh:
+                return False
+            for tup in chunk.tuples():
+                execute: Any = trial.execute
+                if (result := execute(tup, collector)) is not None:
+                    refuse_result(trial, "execute", result)
+            collector.flush()
+            return False
+        except Exception as error:  # noqa: BLE001 - whether it is the record's decides
+            return may_be_a_record(error, self._described(error), leaving.attempt)
+        finally:
+            if trial is not None and kept_by(trial, context) == self._fresh:
+                self._trial = trial
+
+    def _described(self, error: BaseException) -> Failure:
+        return describe(error, self.spec.id, self.task, self._tuple, spout=self._spout)
 
     def _receive_tracked(self, tracked: TieredTask, execute: Any, chunk: Chunk) -> None:
         """Execute tracked tuples one by one. A BatchFailedError fails only its tuple."""
@@ -206,8 +272,7 @@ class _Working:
         runtime = self._runtime
         runtime.seconds += runtime._stopwatch.stop(self._started)
         if error is not None and not isinstance(error, (TaskFailedError, CrashError)):
-            failure = describe(error, runtime.spec.id, runtime.task, runtime._tuple, spout=runtime._spout)
-            raise TaskFailedError(failure) from error
+            raise TaskFailedError(runtime._described(error)) from error
 
 
 @dataclass
@@ -222,12 +287,16 @@ class StageRun:
     process: WorkerProcess
 
     def __post_init__(self) -> None:
-        self.outbox = Outbox(self.plan, self.layout, self.stage, self.spark_task, self._give)
+        self.outbox = Outbox(
+            self.plan, self.layout, self.stage, self.spark_task, self._give, open_chunk=open_chunk
+        )
         self.tracking = self.process.track(self.order, self.stage, self.spark_task)
         if self.tracking is not None:
             self.outbox.mark, self.outbox.open_chunk = self.tracking.mark, self.tracking.open_chunk
         self._sent: Counter[tuple[str, int]] = Counter()
         self._hosted: dict[str, dict[int, TaskRuntime]] = {}
+        self.leaving = leaving_out(self.plan, self.stage, self.order)
+        self.heard: dict[str, str] = {}
         stopwatch = Stopwatch()
         self.outbox.leave_out = stopwatch.leave_out
         for spec in self.stage.bolts:
@@ -243,6 +312,7 @@ class StageRun:
                     stopwatch,
                     self.order.committed,
                     self.order.horizons,
+                    self.leaving,
                 )
                 for task in self.stage.hosted(spec, self.spark_task)
             }
@@ -277,6 +347,11 @@ class StageRun:
                     f"but {sent:,} were sent to it"
                 )
             runtime.finish()
+
+    @property
+    def lineage(self) -> str:
+        """What was left out of the tuples that this Spark task hands on (`leaving_out`)."""
+        return lineage_of(self.leaving, self.heard)
 
     def tracked(self) -> Tracked | None:
         """The report on the trees that the tuples belong to; None if they are not tracked."""

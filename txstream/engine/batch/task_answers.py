@@ -6,7 +6,7 @@ Invariant: no result is given out before its edges have delivered what was sent 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +16,8 @@ from txstream.core.placement import TaskPlace
 from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.edge_counts import EdgeCount, require_delivered
 from txstream.engine.batch.execution_plan import ExecutionPlan
-from txstream.engine.batch.messages import Answer
+from txstream.engine.batch.leaving_out import require_heard
+from txstream.engine.batch.messages import PYTHON, Answer
 from txstream.engine.batch.runner_contract import BatchResult, Emitted
 
 
@@ -66,6 +67,13 @@ def collect_result(
         received.update(answer.received)
         sending_ns.update(answer.sending_ns)
         taking_ns.update(answer.taking_ns)
+    left_out = [one for answer in answers for one in answer.left_out]
+    gaps = {partition for answer in answers for partition in answer.gaps}
+    for one in left_out:
+        if one.partition in gaps:  # another record may be the bad one
+            raise one.failure.to_error(attempt)
+    records -= sum(one.failure.component != plan.spout_id for one in left_out)
+    lineages = _lineages(attempt, answers)
     # A tracked tuple that is lost leaves its own tree open. The other trees go on.
     if not plan.fed:
         later = {bolt.id for bolt in plan.bolts if bolt.in_commit} if crossing is None else set()
@@ -87,4 +95,24 @@ def collect_result(
         received,
         sending_ns,
         taking_ns,
+        left_out=left_out,
+        lineages=lineages,
     )
+
+
+def _lineages(attempt: TransactionAttempt, answers: Sequence[Answer]) -> dict[str, str]:
+    """Return the lineages of the last stage's messages. Raises ShortBatchError if those of a stage before
+    were not heard as they were sent."""
+    stages = {answer.stage for answer in answers}
+    told = {
+        stage: {
+            f"{PYTHON}/{answer.sender}": answer.lineage
+            for answer in answers
+            if answer.stage == stage and answer.lineage
+        }
+        for stage in stages
+    }
+    for answer in answers:
+        if answer.stage - 1 in stages:
+            require_heard(attempt, answer.heard, told[answer.stage - 1])
+    return told[max(stages)] if stages else {}

@@ -17,15 +17,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from txstream.api.spouts import PartitionEmitter
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.core.batch_metas import pieces
 from txstream.core.errors import BoltError, CrashError, ShortBatchError
 from txstream.core.placement import TaskPlace
+from txstream.core.transaction import TransactionAttempt
 from txstream.core.wording import counted
 from txstream.engine.batch.edge_counts import EdgeCount, EdgeName, shared_out
 from txstream.engine.batch.execution_plan import ExecutionPlan
-from txstream.engine.batch.executor_failures import describe
+from txstream.engine.batch.executor_failures import TaskFailedError, describe
 from txstream.engine.batch.layout import Layout, Stage, lay_out
+from txstream.engine.batch.leaving_out import LeavingOut, require_heard
 from txstream.engine.batch.messages import (
     ANSWER,
     PYTHON,
@@ -36,7 +39,7 @@ from txstream.engine.batch.messages import (
     address_failure,
     open_messages,
 )
-from txstream.engine.batch.stage import StageRun, TaskFailedError
+from txstream.engine.batch.stage import StageRun
 from txstream.engine.batch.worker_process import WorkerProcess
 
 # A chunk of this size is worth the cost of a bolt's call.
@@ -58,6 +61,8 @@ def run_first_stage(
         if order.sought is not None:
             order.sought.refuse(run.outbox.tables())
         answer = _answer(run, started, waited)
+        if run.leaving is not None:
+            answer.gaps = run.leaving.gaps
         answer.records, answer.read_seconds = records, waited
         answer.places.insert(0, _spout_place(plan, spark_task, process, records, waited))
         return _elements(run, answer)
@@ -87,6 +92,9 @@ def run_later_stage(
         opening = time.perf_counter_ns()
         opened = open_messages(messages, senders, repr(who))
         taking_ns = _by_edge(plan, opened, fetching_ns + time.perf_counter_ns() - opening)
+        run.heard = {f"{one.origin}/{one.sender}": one.lineage for one in opened if one.lineage}
+        if order.lineages is not None and stage is layout.commit[0]:
+            require_heard(order.attempt, run.heard, order.lineages)
         for message in opened:
             if message.failure is not None:
                 raise TaskFailedError(message.failure)
@@ -141,15 +149,27 @@ def _read(
     planned = {partition: getattr(meta, "records", None) for partition, meta in metas.items()}
     rows: Counter[str] = Counter()
     waited = 0.0
-    joined = _JoinedChunks(lambda some: run.outbox.push(plan.spout_id, DEFAULT_STREAM, spark_task, some))
+    leaving = run.leaving
+
+    def push(some: pa.RecordBatch) -> None:
+        placed = some if leaving is None else leaving.placed(some)
+        run.outbox.push(plan.spout_id, DEFAULT_STREAM, spark_task, placed)
+
+    joined = _JoinedChunks(push)
     rounds = _without(metas, order.excluded) if order.excluded else [metas]
-    batches = chain.from_iterable(emitter.emit_joined(order.attempt, each) for each in rounds)
+    batches: Iterator[tuple[Mapping[str, int], pa.RecordBatch]]
+    if leaving is None:
+        batches = chain.from_iterable(emitter.emit_joined(order.attempt, each) for each in rounds)
+    else:
+        batches = _fitting(emitter, order.attempt, rounds, leaving)
     while True:
         started = time.perf_counter()
         item = next(batches, None)
         waited += time.perf_counter() - started
         if item is None:
             joined.push()
+            if leaving is not None:
+                leaving.require_unfit(assigned)
             return rows.total(), waited
         counts, batch = item
         rows.update(counts)
@@ -168,6 +188,20 @@ def _read(
                 f"a source must say of each row whose it is"
             )
         joined.add(batch)
+
+
+def _fitting(
+    emitter: PartitionEmitter[Any],
+    attempt: TransactionAttempt,
+    rounds: Iterable[Mapping[str, Any]],
+    leaving: LeavingOut,
+) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch]]:
+    """Yield what is read, without what cannot be decoded."""
+    for metas in rounds:
+        leaving.begin_round(metas)
+        for counts, batch, offsets in emitter.emit_fitting(attempt, metas, leaving.unfit):
+            leaving.add(counts, offsets)
+            yield counts, batch
 
 
 def _without(metas: Mapping[str, Any], excluded: Mapping[str, Sequence[int]]) -> Iterator[Mapping[str, Any]]:
@@ -247,11 +281,17 @@ def _answer(run: StageRun, started: float, waited: float) -> Answer:
         written=run.written(),
         tracked=run.tracked(),
         process_seconds=time.perf_counter() - started - waited,
+        stage=run.stage.position,
+        sender=run.spark_task,
+        left_out=() if run.leaving is None else run.leaving.found,
+        lineage=run.lineage,
+        heard=run.heard,
     )
 
 
 def _elements(run: StageRun, answer: Answer) -> list[Element]:
-    messages = run.outbox.messages(PYTHON)  # first, because the answer says how long it took
+    # First, because the answer says how long it took.
+    messages = run.outbox.messages(PYTHON, run.lineage)
     return [(ANSWER, answer.encode()), *messages]
 
 

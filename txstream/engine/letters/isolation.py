@@ -90,6 +90,13 @@ class Isolation(Generic[T]):
         # Batches whose search by workers has not come to its end.
         self._unfinished: set[Txid] = set()
 
+    def spare(self, metas: BatchMetas[Any]) -> int:
+        """Return how many records more a batch may leave out: none of dead letters that it retries."""
+        if metas.retried:
+            return 0
+        most = self._limits.most_of(planned_records(metas) or 0)
+        return max(0, most - sum(not one.is_late for one in metas.excluded))
+
     def trials(self, attempt: TransactionAttempt) -> int:
         """Return how many trials of an attempt have begun: as long as it grows, nothing hangs."""
         return self._trials[attempt]
@@ -290,13 +297,11 @@ class _Search(Generic[T]):
             )
             vars(self._first)["ends_run"] = True
             raise self._first
-        kind = getattr(error, "kind", None) or type(error).__name__
         if isinstance(error, _HangingError):
             self._hanging += 1
             if self._hanging > _MOST_HANGING:
                 raise error
-        component = getattr(error, "component", None) or ""
-        self._found.append(Found(Excluded(*place, component, kind), *_words(error)))
+        self._found.append(found_at(*place, error))
 
     def failure(self, part: BatchMetas[Any]) -> Exception | None:
         """Try a part. Return how it fails, or None."""
@@ -329,6 +334,13 @@ class _Search(Generic[T]):
         if not self._is_wanted():
             raise BatchFailedError(f"{self._attempt} was cancelled")
         self._isolation._trials[self._attempt] += 1
+
+
+def found_at(partition: str, offset: int, error: Exception) -> Found:
+    """Return a record that fails by itself, and how."""
+    kind = getattr(error, "kind", None) or type(error).__name__
+    component = getattr(error, "component", None) or ""
+    return Found(Excluded(partition, offset, component, kind), *_words(error))
 
 
 def _words(error: Exception) -> tuple[str, str]:

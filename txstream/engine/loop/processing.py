@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.batch.sought import Sought, is_sought
 from txstream.engine.commit.committer import BatchCommitter, Prepared, ProcessedBatch
-from txstream.engine.letters.isolation import Found, Isolated, Isolation
+from txstream.engine.letters.isolation import Found, Isolated, Isolation, found_at
 from txstream.engine.letters.retries import Retries
 from txstream.engine.letters.rows import Letters
 from txstream.engine.loop.open_batches import Batches, Watcher
@@ -153,6 +154,10 @@ class Processing:
             return
 
         isolates, known = batches.failures.isolates(attempt), self._found.get(attempt.txid, ())
+        searches = isolates or batches.failures.searches_at_once(attempt)
+        spare = 0
+        if self._isolation is not None and not searches and batches.coordinator.may_leave_out(attempt):
+            spare = self._isolation.spare(emit.metas)
 
         def is_wanted() -> bool:
             return batches.is_active(attempt)
@@ -161,10 +166,10 @@ class Processing:
             found = known
             if emit.metas.excluded and self._isolation is not None:
                 found = self._isolation.tell_again(attempt, emit.metas, known, is_wanted)
-            if isolates and self._isolation is not None:
+            if searches and self._isolation is not None:
                 done = self._isolation.run(attempt, emit.metas, is_wanted)
             else:
-                done = Isolated(emit.metas, self._process(attempt, emit.metas), [])
+                done = self._without_left_out(attempt, emit.metas, spare)
             if not done.metas.excluded:
                 return done, ()
             try:
@@ -182,6 +187,8 @@ class Processing:
             if batches.is_active(attempt):
                 batches.timing(attempt.txid).merge_seconds = isolated.processed.merge_seconds
                 self._keep(emit, isolated, letters)
+                if searches:
+                    batches.failures.searched(has_found=bool(isolated.found))
                 if isolated.metas != emit.metas:
                     self._leave_out(attempt, emit.metas, isolated)
             else:
@@ -257,6 +264,21 @@ class Processing:
             self.release(result)
             raise
         return _Processed(result, deltas, time.perf_counter() - started)
+
+    def _without_left_out(
+        self, attempt: TransactionAttempt, metas: BatchMetas[Any], spare: int
+    ) -> Isolated[_Processed]:
+        """Process a batch. It leaves out the up to `spare` records that its Spark tasks have left out; raises
+        the first one's error if there are more."""
+        processed = self._process(attempt, replace(metas, spare=spare))
+        left_out = processed.result.left_out
+        if len(left_out) > spare:
+            self.release(processed.result)
+            raise left_out[0].failure.to_error(attempt)
+        if not left_out:
+            return Isolated(metas, processed, [])
+        found = [found_at(one.partition, one.offset, one.failure.to_error(attempt)) for one in left_out]
+        return Isolated(metas.leaving_out(one.record for one in found), processed, found)
 
     def _leave_out(
         self, attempt: TransactionAttempt, planned: BatchMetas[Any], isolated: Isolated[_Processed]

@@ -29,7 +29,7 @@ from txstream.core.errors import TopologyError, TupleError
 from txstream.core.placement import TaskPlace
 from txstream.engine.batch.collector import Outbox
 from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan, Input
-from txstream.engine.batch.executor_failures import describe
+from txstream.engine.batch.executor_failures import TaskFailedError, describe
 from txstream.engine.batch.layout import Stage, lay_out
 from txstream.engine.batch.messages import (
     ANSWER,
@@ -39,7 +39,6 @@ from txstream.engine.batch.messages import (
     WorkOrder,
     address_failure,
 )
-from txstream.engine.batch.stage import TaskFailedError
 from txstream.engine.batch.worker_process import WorkerProcess, worker_process
 from txstream.engine.spark.executor import current_order, shipped_plan
 

@@ -263,7 +263,7 @@ class SparkRunner:
             return NOTHING
         started = time.perf_counter()
         pipeline.answers = []
-        order = replace(pipeline.order, committed=committed)
+        order = processed.to_commit(pipeline.order, committed)
         with self._properties.set(_tag(self.plan.run_id, attempt), COMMIT_POOL, order):
             for stage in pipeline.layout.commit:
                 self._extend(pipeline, stage)

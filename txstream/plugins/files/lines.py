@@ -23,7 +23,8 @@ import pyarrow as pa
 from txstream.core.errors import DecodeError
 from txstream.plugins.files import FileRange
 from txstream.plugins.files.format import File
-from txstream.spouts.formats.json_values import BadValueError, JsonReader
+from txstream.spouts.formats.json_values import JsonReader
+from txstream.spouts.formats.unfit_values import BadValueError
 
 if TYPE_CHECKING:
     from txstream.plugins.files import FileSpout

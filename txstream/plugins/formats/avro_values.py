@@ -39,7 +39,7 @@ from txstream.plugins.formats.registered_values import RegisteredFormat
 from txstream.plugins.formats.schema_registry import RegisteredSchema, UnresolvableError
 from txstream.plugins.formats.sliced_values import SlicedDecoder
 from txstream.spouts.formats.json_columns import MisfitError, is_within_years, nulls, offsets, shown, spread
-from txstream.spouts.formats.json_values import BadValueError
+from txstream.spouts.formats.unfit_values import BadValueError
 from txstream.spouts.formats.value_formats import FormatArguments
 
 Convert = Callable[[Sequence[Any]], pa.Array]

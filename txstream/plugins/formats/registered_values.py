@@ -6,8 +6,8 @@ topology's own schema.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Protocol
 
@@ -22,14 +22,14 @@ from txstream.plugins.formats.schema_registry import (
     UnresolvableError,
     registry_of,
 )
-from txstream.spouts.formats.json_values import BadValueError
+from txstream.spouts.formats.unfit_values import BadValueError, refuse_first
 from txstream.spouts.formats.value_formats import FormatArguments, ValueFormat, ValueReader
 
 
 class Decoder(Protocol):
     """Reads the values of one writer's schema."""
 
-    def read(self, values: Sequence[bytes], skip: int = 0) -> pa.Array: ...
+    def read_fit(self, values: Sequence[bytes], skip: int = 0) -> tuple[pa.Array, Mapping[int, str]]: ...
 
 
 class RegisteredFormat(ValueFormat):
@@ -62,23 +62,38 @@ class RegisteredFormat(ValueFormat):
         return registry_of(address, context, source)
 
 
-class PlainReader:
+class _NoSchemaError(Exception):
+    """A value does not say by which schema it was written."""
+
+
+class _FittingReader(ABC):
+    def read(self, values: Sequence[bytes | None]) -> pa.Array:
+        """Return the values as a column; None is null. Raises BadValueError for the first that is bad, and
+        what `read_fit` raises."""
+        array, unfit = self.read_fit(values)
+        refuse_first(unfit)
+        return array
+
+    @abstractmethod
+    def read_fit(self, values: Sequence[bytes | None]) -> tuple[pa.Array, Mapping[int, str]]:
+        """Return the values as a column; None is null, and so is a value that cannot be read: why it cannot
+        comes with it, by row."""
+
+
+class PlainReader(_FittingReader):
     """Values that were all written by the topology's schema, without ids."""
 
     def __init__(self, read_as: RegisteredFormat) -> None:
         self._decoder = read_as.decoder(None)
 
-    def read(self, values: Sequence[bytes | None]) -> pa.Array:
-        """Return the values as a column; None is null. Raises BadValueError for the first that is bad."""
+    def read_fit(self, values: Sequence[bytes | None]) -> tuple[pa.Array, Mapping[int, str]]:
+        """See `_FittingReader`."""
         rows = [row for row, value in enumerate(values) if value is not None]
-        try:
-            found = self._decoder.read([value for value in values if value is not None])
-        except BadValueError as bad:
-            raise BadValueError(rows[bad.row], bad.reason) from None
-        return _in_order([(rows, found)], len(values))
+        found, unfit = self._decoder.read_fit([value for value in values if value is not None])
+        return _in_order([(rows, found)], len(values)), {rows[at]: why for at, why in unfit.items()}
 
 
-class RegisteredReader:
+class RegisteredReader(_FittingReader):
     """Values that begin with the ids of their writers' schemas. Lives as long as its emitter, so a schema is
     resolved once for each worker process."""
 
@@ -87,33 +102,39 @@ class RegisteredReader:
         self._registry = registry
         self._decoders: dict[int, Decoder | UnresolvableError] = {}
 
-    def read(self, values: Sequence[bytes | None]) -> pa.Array:
-        """Return the values as a column; None is null. Raises BadValueError for the first that is bad,
-        ServiceUnavailableError while the registry does not answer, and UsageError if it refuses to."""
+    def read_fit(self, values: Sequence[bytes | None]) -> tuple[pa.Array, Mapping[int, str]]:
+        """See `_FittingReader`. Raises BadValueError for the first bad value if one of a schema that the
+        registry does not have, or that cannot be read as the topology's, is among them: whether they are to
+        blame is not known yet. Raises ServiceUnavailableError while the registry does not answer, and
+        UsageError if it refuses to."""
         found: list[tuple[Sequence[int], pa.Array]] = []
-        refused: list[BadValueError] = []
+        unfit: dict[int, str] = {}
+        refused: dict[int, str] = {}
         for header, rows in _by_header(values).items():
             some = [value for value in values if value is not None]
             if len(some) != len(rows):
                 some = [values[row] for row in rows]  # type: ignore[misc]
             try:
-                found.append((rows, self._decoder(header).read(some, HEADER_BYTES)))
-            except BadValueError as bad:
-                refused.append(BadValueError(rows[bad.row], bad.reason))
+                array, bad = self._decoder(header).read_fit(some, HEADER_BYTES)
+                found.append((rows, array))
+                unfit.update((rows[at], reason) for at, reason in bad.items())
+            except _NoSchemaError as error:
+                unfit.update((row, str(error)) for row in rows)
+            except BadValueError as bad_value:
+                refused[rows[bad_value.row]] = bad_value.reason
             except UnresolvableError as error:
-                refused.append(BadValueError(rows[error.row], f"{self._name_of(header)}: {error}"))
+                refused[rows[error.row]] = f"{self._name_of(header)}: {error}"
             except UnknownSchemaError as error:
-                refused.append(BadValueError(rows[0], str(error)))
+                refused[rows[0]] = str(error)
         if refused:
-            raise min(refused, key=lambda bad: bad.row)
-        return _in_order(found, len(values)) if found else pa.nulls(len(values), self._format.type)
+            refuse_first({**unfit, **refused})
+        return _in_order(found, len(values)) if found else pa.nulls(len(values), self._format.type), unfit
 
     def _decoder(self, header: bytes) -> Decoder:
         if len(header) < HEADER_BYTES or header[0] != 0:
-            raise BadValueError(
-                0,
+            raise _NoSchemaError(
                 "it has no schema id: it does not begin with a zero byte and four bytes of an id; "
-                "wire_format='plain' reads records without",
+                "wire_format='plain' reads records without"
             )
         schema_id = int.from_bytes(header[1:], "big")
         known = self._decoders.get(schema_id)

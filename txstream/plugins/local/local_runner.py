@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -270,7 +270,7 @@ class InProcessRunner:
     ) -> BatchResult:
         kept: _Kept = processed.kept
         started = time.perf_counter()
-        order = replace(kept.order, committed=committed)
+        order = processed.to_commit(kept.order, committed)
         elements = kept.elements
         for stage in kept.layout.commit:
             elements = self._later_stage(order, kept.layout, stage, elements)

@@ -39,7 +39,8 @@ from txstream.core.errors import StateValueError, TopologyError, TupleError, Txs
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
 from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan, compile_topology
-from txstream.engine.batch.stage import Stopwatch, TaskFailedError, TaskRuntime
+from txstream.engine.batch.executor_failures import TaskFailedError
+from txstream.engine.batch.stage import Stopwatch, TaskRuntime
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.states.bindings import StateBinding
 from txstream.engine.states.state_cells import Cells, UnfitCellError

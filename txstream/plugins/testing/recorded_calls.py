@@ -62,6 +62,11 @@ class RecordedSpec(BoltSpec):
         return bolt
 
 
+def is_recorder(value: object) -> bool:
+    """Whether an attribute of a bolt is a method that records, and nothing of its own."""
+    return getattr(value, "__module__", None) == __name__
+
+
 def recorded(spec: BoltSpec, sink: CallSink) -> BoltSpec:
     """The same bolt, watched. A bolt that Spark computes has no calls to record."""
     if spec.is_dataframe:

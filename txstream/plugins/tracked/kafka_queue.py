@@ -44,7 +44,7 @@ from txstream.core.errors import DataLostError, ServiceUnavailableError, Topolog
 from txstream.core.wording import counted
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka.arguments import ALL_OTHERS
-from txstream.spouts.kafka.columns import readers, record_batch
+from txstream.spouts.kafka.columns import joined_batch, readers
 from txstream.spouts.kafka.protocol import Partition, reason_of
 from txstream.spouts.kafka.record_blocks import RecordColumns, Records
 
@@ -312,7 +312,7 @@ class KafkaQueueSpout(Spout):
 
     def _take(self, place: TopicPartition, state: _Assigned, records: list[Any]) -> None:
         partition = Partition(place.topic, place.partition)
-        batch = record_batch(self.source, self._readers, partition, _columns(records))
+        batch = joined_batch(self.source, self._readers, [(partition, _columns(records))])
         rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
         with self._lock:
             for record, row in zip(records, rows, strict=True):

@@ -196,6 +196,7 @@ class Runner(InProcessRunner):
             *((one.partition, one.offset) for one in metas.excluded),
             *(key.place for key in metas.retried),
             *sorted(metas.horizons.items()),
+            metas.spare,
         )
         found = results.get(key)
         if found is None:

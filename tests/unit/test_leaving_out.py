@@ -1,0 +1,440 @@
+"""Bad records that are known where they are read cost no further attempt: the batch commits in its first one
+without them. Whatever is not certain fails the attempt, as ever, and the next one searches."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+
+from txstream import (
+    BasicBolt,
+    BatchBolt,
+    Count,
+    DeadLetters,
+    MemorySpout,
+    OpaqueSpout,
+    OutputCollector,
+    SqlState,
+    SqlStateBolt,
+    TransactionalSpout,
+    TransactionalTopologyBuilder,
+    Tuple,
+    bolt,
+)
+from txstream.api.spouts import SpoutContext, Unfit
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import BoltError, DecodeError, ShortBatchError
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
+from txstream.engine.batch.messages import ANSWER, Answer, Element, WorkOrder
+from txstream.engine.batch.sizing import work_order
+from txstream.engine.batch.worker import run_first_stage
+from txstream.engine.batch.worker_process import WorkerProcess
+from txstream.plugins.local.local_runner import InProcessRunner
+from txstream.spouts.memory import MemoryEmitter, MemoryRange
+from txstream.testing import TopologyTest
+
+BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
+ALL = DeadLetters(max_per_batch=100, max_share=1.0)
+WORDS = [f"w{number % 7}" for number in range(60)]
+AT = {11: "bad", 40: "bad-too", 59: "bad"}
+for at, bad in AT.items():
+    WORDS[at] = bad
+
+
+class Parse(BasicBolt):
+    """Emits a tuple, and then fails at what begins with "bad"."""
+
+    output = "word string"
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        collector.emit((tup["word"],))
+        if tup["word"].startswith("bad"):
+            raise ValueError(f"{tup['word']} is no word")
+
+
+@bolt(output="word string")
+def parse(tup: Tuple) -> Iterator[str]:
+    yield tup["word"]
+    if tup["word"].startswith("bad"):
+        raise ValueError(f"{tup['word']} is no word")
+
+
+class Remembers(Parse):
+    """Keeps something of each tuple, so nobody knows what a bad one has changed."""
+
+    def prepare(self, context: Any) -> None:
+        self.seen: list[str] = []
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        self.seen.append(tup["word"])
+        super().execute(tup, collector)
+
+
+class Opens(Parse):
+    """Has opened something in its worker process."""
+
+    def prepare_worker(self, context: Any) -> Any:
+        return "a connection"
+
+
+class Sends(BasicBolt):
+    """Sends what it emits at once."""
+
+    output = "word string"
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        batch = pa.record_batch([pa.array([tup["word"]])], schema=pa.schema([("word", pa.string())]))
+        collector.emit_batch(batch)
+        if tup["word"].startswith("bad"):
+            raise ValueError("too late")
+
+
+class Network(Parse):
+    """Fails in a way that a network that is away for a moment fails, too."""
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        try:
+            super().execute(tup, collector)
+        except ValueError:
+            raise RuntimeError("no answer") from TimeoutError("2 s")
+
+
+class Moody(Parse):
+    """Fails at a bad word for the first time only, in each process."""
+
+    calls: ClassVar[Counter[str]] = Counter()
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        self.calls[tup["word"]] += 1
+        if tup["word"].startswith("bad") and self.calls[tup["word"]] == 1:
+            raise ValueError("moody")
+        collector.emit((tup["word"],))
+
+
+class Finish(BatchBolt):
+    """Counts in an instance, and fails in `execute`, as a bolt that aggregates may."""
+
+    output = "word string"
+
+    def prepare(self, context: Any, collector: OutputCollector, batch_id: Any) -> None:
+        self.collector = collector
+
+    def execute(self, tup: Tuple) -> None:
+        if tup["word"].startswith("bad"):
+            raise ValueError(tup["word"])
+        self.collector.emit((tup["word"],))
+
+
+def builder_of(
+    source: MemorySpout, spout: Any, first: Any, letters: DeadLetters | None = ALL
+) -> TransactionalTopologyBuilder:
+    builder = TransactionalTopologyBuilder(
+        "words", "words", spout(source), dead_letters=letters, max_attempts=3
+    )
+    builder.set_bolt("parse", first, parallelism=2).shuffle_grouping("words")
+    state = SqlState("counts", key="word string", value="n bigint")
+    store = builder.set_committer_bolt("store", SqlStateBolt(state, n=Count()))
+    store.fields_grouping("parse", "word")
+    return builder
+
+
+class Seen:
+    """What a test finds in a database."""
+
+    def __init__(self, path: Path) -> None:
+        connection = sqlite3.connect(path)
+        self.counts = dict(connection.execute("SELECT word, n FROM counts"))
+        columns = "place, component, exception, message, traceback, status"
+        self.letters = connection.execute(
+            f"SELECT {columns} FROM txstream_dead_letter ORDER BY place"
+        ).fetchall()
+        connection.close()
+
+
+def run(path: Path, spout: Any, first: Any, words: Sequence[str] = WORDS) -> tuple[int, Seen, Any]:
+    """Returns how many attempts the batch took, and what came of it."""
+    with (
+        MemorySpout("word string", {"p": words[:30], "q": words[30:]}) as source,
+        TopologyTest(builder_of(source, spout, first), database=f"sqlite:///{path}") as test,
+    ):
+        test.run()
+        attempts = test.attempts(1)
+        return len(attempts), Seen(path), attempts[-1]
+
+
+GOOD = dict(Counter(word for word in WORDS if not word.startswith("bad")))
+PLACES = ["p@11", "q@10", "q@29"]
+
+
+@BOTH
+@pytest.mark.parametrize("first", [Parse(), parse], ids=["class", "function"])
+def test_a_record_at_which_a_bolt_raises_is_left_out_in_the_first_attempt(
+    spout: Any, first: Any, tmp_path: Path
+) -> None:
+    attempts, seen, last = run(tmp_path / "state.db", spout, first)
+    assert attempts == 1
+    assert seen.counts == GOOD
+    assert [place for place, *_ in seen.letters] == PLACES
+    for _, component, exception, message, traceback, status in seen.letters:
+        assert (component, exception, status) == ("parse", "ValueError", "dead")
+        assert "is no word" in message
+        assert "raise ValueError" in traceback
+    assert last.records == 57
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "first", [Remembers(), Opens(), Sends(), Network(), Finish()], ids=lambda one: type(one).__name__
+)
+def test_what_is_not_certain_takes_an_attempt_that_searches(spout: Any, first: Any, tmp_path: Path) -> None:
+    attempts, seen, _ = run(tmp_path / "state.db", spout, first)
+    assert attempts == 2
+    assert seen.counts == GOOD
+    assert [place for place, *_ in seen.letters] == PLACES
+
+
+@BOTH
+def test_a_record_that_fails_only_once_is_counted(spout: Any, tmp_path: Path) -> None:
+    Moody.calls.clear()
+    attempts, seen, _ = run(tmp_path / "state.db", spout, Moody())
+    assert attempts == 2
+    assert seen.counts == dict(Counter(WORDS))
+    assert not seen.letters
+
+
+@BOTH
+def test_more_than_the_limit_ends_the_run_as_ever(spout: Any, tmp_path: Path) -> None:
+    limits = DeadLetters(max_per_batch=2, max_share=1.0)
+    path = tmp_path / "state.db"
+    with (
+        MemorySpout("word string", {"p": WORDS[:30], "q": WORDS[30:]}) as source,
+        TopologyTest(builder_of(source, spout, Parse(), limits), database=f"sqlite:///{path}") as test,
+        pytest.raises(BoltError, match="is no word") as ended,
+    ):
+        test.run()
+    assert any("more records of the batch fail by themselves" in note for note in ended.value.__notes__)
+    seen = Seen(path)
+    assert (seen.counts, seen.letters) == ({}, [])
+
+
+class Decoding(MemoryEmitter):
+    """Cannot decode what begins with "no"."""
+
+    def emit_fitting(
+        self, attempt: TransactionAttempt, metas: Mapping[str, Any], unfit: Unfit
+    ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch, Sequence[int] | None]]:
+        for partition, meta in metas.items():
+            for rows in self.emit(attempt, partition, meta):
+                words = rows.column("word").to_pylist()
+                offsets = [meta.start + at for at, word in enumerate(words) if not word.startswith("no")]
+                for at, word in enumerate(words):
+                    if word.startswith("no"):
+                        unfit(partition, meta.start + at, DecodeError(f"{word} is not decoded"))
+                left = rows.take(pa.array([offset - meta.start for offset in offsets], pa.int64()))
+                yield {partition: left.num_rows}, left, offsets
+
+
+class Encoded(MemorySpout):
+    def emitter(self, context: SpoutContext) -> MemoryEmitter:
+        return Decoding(super().emitter(context)._view)
+
+    def undecoded(self) -> Any:
+        return _Plain(self)
+
+
+class _Plain(MemorySpout):
+    def __init__(self, of: MemorySpout) -> None:
+        self.__dict__.update(of.__dict__)
+
+
+@BOTH
+def test_a_value_that_cannot_be_decoded_is_left_out_and_offsets_behind_it_are_right(
+    spout: Any, tmp_path: Path
+) -> None:
+    words = [*WORDS]
+    words[5], words[10], words[12] = "no", "nothing", "no"
+    path = tmp_path / "state.db"
+    with (
+        Encoded("word string", {"p": words}) as source,
+        TopologyTest(builder_of(source, spout, Parse()), database=f"sqlite:///{path}") as test,
+    ):
+        test.run()
+        assert len(test.attempts(1)) == 1
+    seen = Seen(path)
+    bad = {at for at, word in enumerate(words) if word.startswith(("no", "bad"))}
+    assert seen.counts == dict(Counter(word for at, word in enumerate(words) if at not in bad))
+    assert {(place, component) for place, component, *_ in seen.letters} == {
+        (f"p@{at}", "words" if words[at].startswith("no") else "parse") for at in bad
+    }
+    assert {exception for _, component, exception, *_ in seen.letters if component == "words"} == {
+        "DecodeError"
+    }
+
+
+class Gaps(MemoryEmitter):
+    """Has fewer rows than its ranges have positions, and does not say which."""
+
+    def emit(
+        self, attempt: TransactionAttempt, partition: str, meta: MemoryRange
+    ) -> Iterator[pa.RecordBatch]:
+        for rows in super().emit(attempt, partition, meta):
+            yield rows.slice(1) if meta.start == 0 else rows
+
+
+class Compacted(MemorySpout):
+    def emitter(self, context: SpoutContext) -> MemoryEmitter:
+        return Gaps(super().emitter(context)._view)
+
+
+def test_an_offset_that_was_counted_over_a_gap_is_not_believed(tmp_path: Path) -> None:
+    with Compacted("word string", {"p": WORDS}) as source:
+        runner = InProcessRunner(plan_of(source), width=1)
+        with pytest.raises(BoltError, match="is no word"):
+            runner.run(ATTEMPT, metas_of(spare=100))
+
+
+ATTEMPT = TransactionAttempt(Txid(1), AttemptId(7))
+
+
+def metas_of(spare: int, words: Sequence[str] = WORDS, parts: int = 1) -> BatchMetas[MemoryRange]:
+    each = len(words) // parts
+    return BatchMetas({"pqr"[at]: MemoryRange(0, each) for at in range(parts)}, spare=spare)
+
+
+class Passes(BatchBolt):
+    """Emits what it gets."""
+
+    output = "word string"
+
+    def execute(self, tup: Tuple) -> None:
+        self.collector.emit((tup["word"],))
+
+
+class Whim(BasicBolt):
+    """Fails, twice in a row, at what the whims of the moment say."""
+
+    output = "word string"
+    now: ClassVar[set[str]] = set()
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        if tup["word"] in self.now:
+            raise ValueError(tup["word"])
+        collector.emit((tup["word"],))
+
+
+def plan_of(
+    source: MemorySpout, first: Any = None, *, commit: bool = False, exchange: bool = False
+) -> ExecutionPlan:
+    builder = TransactionalTopologyBuilder("words", "words", OpaqueSpout(source), parallelism=2)
+    parse = builder.set_bolt("parse", first or Parse(), parallelism=2)
+    if exchange:
+        parse.fields_grouping("words", "word")
+    else:
+        parse.local_or_shuffle_grouping("words")
+    builder.set_bolt("sorts", Passes(), parallelism=2).fields_grouping("parse", "word")
+    if commit:
+        builder.set_committer_bolt("late", Passes(), parallelism=2).fields_grouping("sorts", "word")
+    state = SqlState("counts", key="word string", value="n bigint")
+    store = builder.set_committer_bolt("store", SqlStateBolt(state, n=Count()))
+    store.fields_grouping("late" if commit else "sorts", "word")
+    return compile_topology(builder.build(), SpoutContext("words", "words", {}), "0", capture=True)
+
+
+def test_a_spark_task_leaves_out_no_more_than_the_batch_may() -> None:
+    with MemorySpout("word string", {"p": WORDS}) as source:
+        runner = InProcessRunner(plan_of(source), width=1)
+        assert len(runner.run(ATTEMPT, metas_of(spare=3)).left_out) == 3
+        for spare in (2, 0):
+            with pytest.raises(BoltError, match="is no word"):
+                runner.run(ATTEMPT, metas_of(spare=spare))
+
+
+def test_a_bolt_behind_an_exchange_knows_whose_tuples_it_gets() -> None:
+    with MemorySpout("word string", {"p": WORDS[:30], "q": WORDS[30:]}) as source:
+        found = InProcessRunner(plan_of(source, exchange=True), width=2).run(ATTEMPT, metas_of(3, parts=2))
+    assert sorted((one.partition, one.offset) for one in found.left_out) == [("p", 11), ("q", 10), ("q", 29)]
+    assert found.records == 57
+    words = [
+        row["word"] for some in found.emitted if some.component == "sorts" for row in some.tuples.to_pylist()
+    ]
+    assert Counter(words) == GOOD
+
+
+def first_stage(plan: ExecutionPlan, order: WorkOrder) -> list[Element]:
+    return [
+        element
+        for spark_task in range(2)
+        for element in run_first_stage(plan, spark_task, order, WorkerProcess(plan))
+    ]
+
+
+def answers_of(elements: Sequence[Element]) -> list[Answer]:
+    return [Answer.decode(message) for target, message in elements if target == ANSWER]
+
+
+class Recomputed(InProcessRunner):
+    """Computes the first stage twice, as Spark does when an executor is lost, and gives the tasks of the next
+    one messages of both executions. `whims` are for the second one."""
+
+    def __init__(self, plan: ExecutionPlan, whims: set[str]) -> None:
+        super().__init__(plan, width=2)
+        self.whims = whims
+
+    def exchange(self, elements: Any, width: int) -> Any:
+        inboxes = super().exchange(elements, width)
+        if width == 2 and len(answers_of(elements)) == 2:
+            Whim.now = self.whims
+            order = work_order(ATTEMPT, metas_of(9, parts=2), self.plan, self.slots, width=2)
+            inboxes[1] = super().exchange(first_stage(self.plan, order), width)[1]
+        return inboxes
+
+
+def test_parts_of_two_executions_that_left_out_different_records_never_meet() -> None:
+    with MemorySpout("word string", {"p": WORDS[:30], "q": WORDS[30:]}) as source:
+        plan = plan_of(source, Whim())
+        Whim.now = {"bad"}
+        found = Recomputed(plan, {"bad"}).run(ATTEMPT, metas_of(9, parts=2))
+        assert sorted((one.partition, one.offset) for one in found.left_out) == [("p", 11), ("q", 29)]
+        for first, second in (({"bad"}, set()), (set(), {"bad"}), ({"bad"}, {"bad-too"})):
+            Whim.now = set(first)
+            with pytest.raises(ShortBatchError, match="left out other records when computed again"):
+                Recomputed(plan, set(second)).run(ATTEMPT, metas_of(9, parts=2))
+
+
+def test_the_commit_phase_leaves_out_the_same_records_or_fails() -> None:
+    """What was kept for it is lost, so Spark computes it again, with the order of the commit phase."""
+    with MemorySpout("word string", {"p": WORDS[:30], "q": WORDS[30:]}) as source:
+        plan = plan_of(source, Whim(), commit=True)
+        Whim.now = {"bad"}
+        runner = InProcessRunner(plan, width=2)
+        result = runner.run(ATTEMPT, metas_of(9, parts=2))
+        order = result.to_commit(work_order(ATTEMPT, metas_of(9, parts=2), plan, {}, width=2), None)
+        assert order == WorkOrder.from_json(order.to_json())
+
+        Whim.now = {"bad"}
+        before = first_stage(plan, work_order(ATTEMPT, metas_of(9, parts=2), plan, {}, width=2))
+        Whim.now = set()  # they would pass now
+        again = first_stage(plan, order)
+        assert [element for element in again if element[0] != ANSWER] == [
+            element for element in before if element[0] != ANSWER
+        ]
+        Whim.now = {"bad", "w1"}
+        failure = answers_of(first_stage(plan, order))[0].failure
+        assert failure is not None
+        assert "w1" in failure.message
+
+        Whim.now = {"bad-too"}
+        other = InProcessRunner(plan, width=2).run(ATTEMPT, metas_of(9, parts=2))
+        with pytest.raises(ShortBatchError, match="left out other records when computed again"):
+            runner.commit(ATTEMPT, replace(result, kept=other.kept), None)
+        assert (
+            sum(table["n"].to_numpy().sum() for table in runner.commit(ATTEMPT, result).deltas["store"]) == 58
+        )
