@@ -244,7 +244,7 @@ class TestFile:
         ("sqlite:///file:x?uri=true", "as a path"),
         (
             "oracle://me:hidden@host/db",
-            r"me:\*\*\*@host/db: 'oracle' is not supported; known are memory, mariadb, mysql",
+            r"me:\*\*\*@host/db: 'oracle' is not supported; known are mariadb, mysql",
         ),
         (
             "mysql+mysqldb://me:hidden@host/db",

@@ -16,6 +16,11 @@ from txstream.core.coordinator import Phase
 from txstream.core.transaction import Txid
 
 
+class CrashError(BaseException):
+    """Stands for the death of the process where a crash is simulated. Everything else that user code raises
+    is a failure of that code, even SystemExit: any library may call `sys.exit`."""
+
+
 class Point(StrEnum):
     """The points, in the order in which a batch passes them.
 

@@ -31,8 +31,8 @@ from txstream import (
 from txstream.api.spouts import Unavailable
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.coordinator import EmitBatch
-from txstream.core.errors import BatchFailedError, CrashError, PartitionUnavailableError
-from txstream.core.fault_points import Point
+from txstream.core.errors import BatchFailedError, PartitionUnavailableError
+from txstream.core.fault_points import CrashError, Point
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.examples import accounts, word_count
 from txstream.plugins.compare.command import _topologies

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from txstream.core.errors import CrashError, PartitionUnavailableError
-from txstream.core.fault_points import Point
+from txstream.core.errors import PartitionUnavailableError
+from txstream.core.fault_points import CrashError, Point
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.examples import word_count
 from txstream.plugins.compare.page import charts, html

@@ -6,6 +6,7 @@ fails returns a description instead, and the driver raises the error again from 
 
 from __future__ import annotations
 
+import itertools
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +22,7 @@ from txstream.engine.batch.sought import Sought
 # The callers of user code. Bolts, spouts and examples that ship with txstream are shown like a user's own.
 _FRAMEWORK = Path(__file__).resolve().parents[2]
 _CALLERS = (_FRAMEWORK / "engine", _FRAMEWORK / "api")
+_PLUGINS = _FRAMEWORK / "plugins"
 _MAX_TUPLE_CHARACTERS = 500
 _MAX_CHARACTERS = 8_000
 
@@ -132,11 +134,14 @@ def _known_name(error: errors.TxstreamError) -> str:
 
 
 def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames from the first one outside the engine on; none if only the engine was running."""
+    """The frames from the first one outside the engine and its plug-ins on; of a plug-in if nothing else was
+    called; none if only the engine was running."""
     frames = list(traceback.extract_tb(error.__traceback__))
-    while frames and any(map(Path(frames[0].filename).is_relative_to, _CALLERS)):
-        del frames[0]
-    return frames
+    return _outside(frames, (*_CALLERS, _PLUGINS)) or _outside(frames, _CALLERS)
+
+
+def _outside(frames: list[traceback.FrameSummary], callers: tuple[Path, ...]) -> list[traceback.FrameSummary]:
+    return list(itertools.dropwhile(lambda one: any(map(Path(one.filename).is_relative_to, callers)), frames))
 
 
 def _first_user_frame(error: BaseException) -> str:

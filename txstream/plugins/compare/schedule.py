@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from txstream.core.coordinator import Phase
-from txstream.core.errors import BatchFailedError, CrashError, PartitionUnavailableError, UsageError
-from txstream.core.fault_points import At, Point
+from txstream.core.errors import BatchFailedError, PartitionUnavailableError, UsageError
+from txstream.core.fault_points import At, CrashError, Point
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.core.wording import counted, in_order
 
