@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         WorkerContext as WorkerContext,
     )
     from txstream.api.builder import TransactionalTopologyBuilder as TransactionalTopologyBuilder
-    from txstream.api.functions import bolt as bolt
     from txstream.api.map_state import MapState as MapState
     from txstream.api.reducers import (
         Count as Count,
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
     )
     from txstream.bolts.append import SqlAppendBolt as SqlAppendBolt
     from txstream.bolts.deduplicate import DeduplicateBolt as DeduplicateBolt
+    from txstream.bolts.functions import bolt as bolt
     from txstream.bolts.sql import SqlStateBolt as SqlStateBolt
     from txstream.core.dead_letters import DeadLetters as DeadLetters
     from txstream.core.errors import (
@@ -172,7 +172,6 @@ _HOMES = {
         "TxstreamError",
         "UsageError",
     ),
-    "txstream.api.functions": ("bolt",),
     "txstream.api.map_state": ("MapState",),
     "txstream.api.reducers": ("Count", "Last", "Max", "Min", "Reducer", "Sum", "custom"),
     "txstream.api.spouts": (
@@ -193,6 +192,7 @@ _HOMES = {
     "txstream.bolts.aggregate": ("CountBolt", "ReduceBolt"),
     "txstream.bolts.append": ("SqlAppendBolt",),
     "txstream.bolts.deduplicate": ("DeduplicateBolt",),
+    "txstream.bolts.functions": ("bolt",),
     "txstream.bolts.sql": ("SqlStateBolt",),
     "txstream.core.dead_letters": ("DeadLetters",),
     "txstream.engine.loop.report": ("RunProgress", "RunReport"),
