@@ -13,10 +13,6 @@ from txstream.core.lazy_names import home_of, lazily
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from txstream.api.batch_spouts import (
-        BatchCollector as BatchCollector,
-        BatchSpout as BatchSpout,
-    )
     from txstream.api.bolt_checks import TopologyWarning as TopologyWarning
     from txstream.api.bolts import (
         BasicBolt as BasicBolt,
@@ -122,6 +118,10 @@ if TYPE_CHECKING:
     )
     from txstream.plugins.tracked.kafka_queue import KafkaQueueSpout as KafkaQueueSpout
     from txstream.settings import Settings as Settings
+    from txstream.spouts.batch_spouts import (
+        BatchCollector as BatchCollector,
+        BatchSpout as BatchSpout,
+    )
     from txstream.spouts.kafka import KafkaSource as KafkaSource
     from txstream.spouts.memory import MemorySpout as MemorySpout
     from txstream.spouts.rate import RateSpout as RateSpout
@@ -129,7 +129,6 @@ if TYPE_CHECKING:
     from txstream.state.registry import register_backend as register_backend
 
 _HOMES = {
-    "txstream.api.batch_spouts": ("BatchCollector", "BatchSpout"),
     "txstream.api.bolt_checks": ("TopologyWarning",),
     "txstream.api.bolts": (
         "BasicBolt",
@@ -200,6 +199,7 @@ _HOMES = {
     "txstream.core.semantics": ("Semantics",),
     "txstream.settings": ("Settings",),
     "txstream.plugins.files": ("FileSpout",),
+    "txstream.spouts.batch_spouts": ("BatchCollector", "BatchSpout"),
     "txstream.spouts.kafka": ("KafkaSource",),
     "txstream.plugins.tracked.kafka_queue": ("KafkaQueueSpout",),
     "txstream.spouts.memory": ("MemorySpout",),
