@@ -172,7 +172,7 @@ def run(
     cli.settings = replace(cli.settings, standby=standby or None)
     settings = cli.resolve()
     settings.require_zookeeper()
-    from txstream.engine.spark.java import find_java
+    from txstream.cli.java import find_java
 
     find_java()
     settings.make_data_dir()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from txstream.core.entry_points import VIEWS, load
 from txstream.core.failing_batch import FailingBatch, Wait
 from txstream.core.semantics import Semantics
-from txstream.core.tabular import Tabular
 from txstream.core.transaction import AttemptId, Epoch, Txid
+from txstream.inspect.tabular import Tabular
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,11 +6,11 @@ fails returns a description instead, and the driver raises the error again from 
 
 from __future__ import annotations
 
-import itertools
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from txstream.api.tuples import DEFAULT_STREAM
@@ -19,10 +19,10 @@ from txstream.core.transaction import TransactionAttempt
 from txstream.core.wording import storable
 from txstream.engine.batch.sought import Sought
 
-# The callers of user code. Bolts, spouts and examples that ship with txstream are shown like a user's own.
+# The callers of user code, beside modules that say by `__tracebackhide__`, as for pytest, that they are such.
+# Bolts, spouts and examples that ship with txstream are shown like a user's own.
 _FRAMEWORK = Path(__file__).resolve().parents[2]
 _CALLERS = (_FRAMEWORK / "engine", _FRAMEWORK / "api")
-_PLUGINS = _FRAMEWORK / "plugins"
 _MAX_TUPLE_CHARACTERS = 500
 _MAX_CHARACTERS = 8_000
 
@@ -134,14 +134,16 @@ def _known_name(error: errors.TxstreamError) -> str:
 
 
 def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames from the first one outside the engine and its plug-ins on; of a plug-in if nothing else was
-    called; none if only the engine was running."""
-    frames = list(traceback.extract_tb(error.__traceback__))
-    return _outside(frames, (*_CALLERS, _PLUGINS)) or _outside(frames, _CALLERS)
+    """The frames from the first one outside the engine on; none if only the engine was running."""
+    trace = error.__traceback__
+    while trace is not None and _is_caller(trace.tb_frame):
+        trace = trace.tb_next
+    return list(traceback.extract_tb(trace))
 
 
-def _outside(frames: list[traceback.FrameSummary], callers: tuple[Path, ...]) -> list[traceback.FrameSummary]:
-    return list(itertools.dropwhile(lambda one: any(map(Path(one.filename).is_relative_to, callers)), frames))
+def _is_caller(frame: FrameType) -> bool:
+    is_within = Path(frame.f_code.co_filename).is_relative_to
+    return any(map(is_within, _CALLERS)) or bool(frame.f_globals.get("__tracebackhide__"))
 
 
 def _first_user_frame(error: BaseException) -> str:
