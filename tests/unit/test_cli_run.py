@@ -20,7 +20,9 @@ from support.lists import each
 import txstream.engine.run
 from txstream.cli.context import Cli
 from txstream.cli.main import main
-from txstream.cli.run import OWNER_VARIABLE, _Signals, _tell, _wait, describe, shown_progress, summary
+from txstream.cli.run import OWNER_VARIABLE, _Signals, _tell, _wait, summary
+from txstream.cli.run_options import RunEnd
+from txstream.cli.run_progress import describe, shown_progress
 from txstream.core.errors import ServiceUnavailableError, TxstreamError
 from txstream.core.story import Story
 from txstream.core.transaction import Txid
@@ -176,7 +178,7 @@ def test_a_stop_before_the_first_batch_is_no_error() -> None:
 def test_status_of_a_run_that_was_stopped(
     stopped: bool, until: str | None, until_txid: int | None, report: RunReport | None, status: int
 ) -> None:
-    assert _tell(Cli(quiet=True), report, stopped, until, until_txid) == status
+    assert _tell(Cli(quiet=True), report, stopped, RunEnd(until, until_txid)) == status
 
 
 def test_summary_in_one_line() -> None:
