@@ -11,29 +11,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from txstream.api.retention import next_horizons
-from txstream.api.spouts import PartitionCoordinator
 from txstream.core.backoff import Backoff
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.coordinator import Phase, Plan
 from txstream.core.dead_letters import LetterKey
 from txstream.core.errors import BatchFailedError, ServiceUnavailableError
 from txstream.core.transaction import Txid, about
-from txstream.core.waiting import Waiting
 from txstream.engine.batch.sizing import ONE_TASK_RECORDS, planned_records
-from txstream.engine.letters.retries import Retries
 from txstream.engine.loop.leadership_watch import if_leading
-from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Batches
 from txstream.engine.loop.pace import Pace
+from txstream.engine.loop.parts import LoopParts
 from txstream.engine.loop.unreadable_partitions import CHECK_SECONDS, UnreadablePartitions
 from txstream.engine.loop.workers import Lane
-from txstream.zookeeper import ProgressStore
 
 log = logging.getLogger(__name__)
 
@@ -46,37 +41,24 @@ _SOURCE = "the source"
 
 class Planning:
     """The source's side of the event loop; its methods are called on the loop's thread. Nothing is planned
-    beyond `log_end`. A batch takes `most_of_partition` records of a partition at most; a small batch gathers
-    for `gather_seconds` at most."""
+    beyond the loop's `log_end`."""
 
     def __init__(
-        self,
-        batches: Batches,
-        spout: PartitionCoordinator[Any],
-        store: ProgressStore,
-        waiting: Waiting,
-        unreadable: UnreadablePartitions,
-        pace: Pace,
-        log_end: LogEnd,
-        *,
-        most_of_partition: int | None = None,
-        gather_seconds: float = 0.0,
-        retries: Retries,
-        keeps: Mapping[str, int],
+        self, batches: Batches, parts: LoopParts, unreadable: UnreadablePartitions, pace: Pace
     ) -> None:
         self._batches = batches
-        self._retries = retries
-        self._keeps = keeps
-        self._spout = spout
-        self._store = store
-        self._waiting = waiting
+        self._retries = parts.retries
+        self._keeps = parts.topology.keeps
+        self._spout = parts.spout
+        self._store = parts.store
+        self._waiting = parts.waiting
         self._unreadable = unreadable
         self._pace = pace
-        self._log_end = log_end
+        self._log_end = parts.log_end
         self._idle_polls = 0
         self._planned_at: dict[Txid, datetime] = {}
-        self._most_of_partition = most_of_partition
-        self._gather_seconds = gather_seconds
+        self._most_of_partition = parts.topology.spout.source.max_records_per_partition
+        self._gather_seconds = parts.gather_seconds
         self._is_small = False
         self._gathering: Plan[Any] | None = None
 
