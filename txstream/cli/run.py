@@ -26,13 +26,15 @@ from txstream.cli.options import Factory, FactoryArguments, PyFiles, SparkConf, 
 from txstream.cli.packaging import holds_framework
 from txstream.cli.parameters import spark_settings
 from txstream.cli.run_options import (
-    KeptBatches,
+    KEPT_BY_DEFAULT,
+    KeepLedger,
     LogFormat,
     MessageTimeout,
     Metrics,
     MetricsPartitions,
     MostDeadLetters,
     NoWait,
+    OldKeepLedger,
     OtherId,
     ResidentTasks,
     RunEnd,
@@ -42,12 +44,12 @@ from txstream.cli.run_options import (
     UntilTxid,
     existing_files,
     is_json,
+    kept_ledger,
     with_options,
 )
 from txstream.cli.run_progress import Show, shown_progress
 from txstream.core.entry_points import EXPORTERS, load
 from txstream.core.errors import TxstreamError, UsageError
-from txstream.core.ledger_retention import Keep
 from txstream.core.transaction import Txid, about
 from txstream.core.wording import counted
 from txstream.engine.loop.report import shown_reasons
@@ -64,7 +66,6 @@ if TYPE_CHECKING:
 OWNER_VARIABLE = "TXSTREAM_OWNER_PID"
 
 _TICK_SECONDS = 0.2
-_KEEP = str(Keep())
 
 Exporter = Callable[["Topology", str, int], "contextlib.AbstractContextManager[tuple[Watcher, str]]"]
 
@@ -88,7 +89,8 @@ def run(
     message_timeout: MessageTimeout = None,
     dead_letters: MostDeadLetters = None,
     resident_tasks: ResidentTasks = None,
-    keep: KeptBatches = _KEEP,
+    keep_ledger: KeepLedger = KEPT_BY_DEFAULT,
+    keep: OldKeepLedger = None,
     metrics: Metrics = None,
     metrics_partitions: MetricsPartitions = 100,
     log_format: LogFormat = "text",
@@ -96,7 +98,7 @@ def run(
     """Run a topology until it is stopped. With --until or --until-txid it ends when that is done."""
     end = RunEnd(until, until_txid)
     as_json_lines = is_json(log_format)
-    kept = Keep.parse(keep)
+    kept = kept_ledger(keep_ledger, keep)
     conf = spark_settings(spark_conf or [])
     files = existing_files(py_files or [])
     topology = load_topology(target, parameter or [])

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from txstream.cli.context import print_error
 from txstream.cli.options import check_id
 from txstream.core.errors import UsageError
+from txstream.core.ledger_retention import Keep
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
     from txstream.engine.loop.report import RunReport
 
+KEPT_BY_DEFAULT = str(Keep())
 _CAUGHT_UP = "caught-up"
 
 OtherId = Annotated[
@@ -72,14 +75,15 @@ ResidentTasks = Annotated[
         help="How many Spark tasks stay for small batches.  [default: the topology's]",
     ),
 ]
-KeptBatches = Annotated[
+KeepLedger = Annotated[
     str,
     typer.Option(
-        "--keep",
+        "--keep-ledger",
         metavar="LIMITS",
         help="How long the ledger keeps batches: an age (s, m, h, d), a number, both, or all.",
     ),
 ]
+OldKeepLedger = Annotated[str | None, typer.Option("--keep", metavar="LIMITS", hidden=True)]
 Metrics = Annotated[
     str | None,
     typer.Option(
@@ -137,6 +141,16 @@ def is_json(log_format: str) -> bool:
     if log_format not in ("text", "json"):
         raise UsageError(f"--log-format takes text or json, not {log_format!r}")
     return log_format == "json"
+
+
+def kept_ledger(keep_ledger: str, keep: str | None) -> Keep:
+    """Return what the ledger keeps. `keep` is the option under its old name, which warns."""
+    if keep is None:
+        return Keep.parse(keep_ledger)
+    if keep_ledger != KEPT_BY_DEFAULT:
+        raise UsageError("give --keep-ledger only; --keep is its old name")
+    print_error("txstream: --keep of `txstream run` is called --keep-ledger now, and will be removed")
+    return Keep.parse(keep)
 
 
 def existing_files(files: Sequence[Path]) -> tuple[str, ...]:
