@@ -40,18 +40,24 @@ def test_a_batch_leaves_its_events_and_commands() -> None:
     coordinator.ack(attempt)
     coordinator.fail(attempt, "BoltError")
     assert told(coordinator, 1) == [
-        "command  Plan txid 1",
+        "command  Plan txid 1, after sync",
         "event    planned txid 1",
-        "command  Persist txid 1",
+        "command  Persist txid 1, after planned txid 1",
         "event    persisted txid 1",
-        "command  EmitBatch txid 1 attempt 1.1",
+        "command  EmitBatch txid 1 attempt 1.1, after persisted txid 1",
         "event    ack txid 1 attempt 1.1",
-        "command  EmitCommit txid 1 attempt 1.1",
+        "command  EmitCommit txid 1 attempt 1.1, after ack txid 1 attempt 1.1",
         "event    fail txid 1 attempt 1.1: BoltError",
-        "command  Cancel txid 1 attempt 1.1",
-        "command  EmitBatch txid 1 attempt 1.2",
+        "command  Cancel txid 1 attempt 1.1, after fail txid 1 attempt 1.1",
+        "command  EmitBatch txid 1 attempt 1.2, after fail txid 1 attempt 1.1",
     ]
     assert told(coordinator, 2) == []
+
+
+def test_a_batch_tells_which_other_batch_had_it_cancelled() -> None:
+    coordinator, (first, second) = filled(TRANSACTIONAL, pending=2)
+    coordinator.fail(first, "BoltError")
+    assert f"command  Cancel {second}, after fail {first}" in told(coordinator, second.txid)
 
 
 def test_a_story_has_times_by_the_loops_clock_and_an_end() -> None:

@@ -198,7 +198,7 @@ def _event(method: Method) -> Method:
             raise
         if isinstance(answer, list):
             for command in answer:
-                self.story.add(type(command).__name__, *_subject(command), is_command=True)
+                self.story.answer(type(command).__name__, *_subject(command))
         return answer
 
     return cast("Method", answered)
@@ -363,6 +363,7 @@ class Coordinator(Generic[Meta]):
     @_event
     def sync(self) -> list[Command[Meta]]:
         """Return commands for all that can start now. Call it at the start; every event ends in it."""
+        self.story.add("sync")
         return self._sync()
 
     def _sync(self) -> list[Command[Meta]]:
