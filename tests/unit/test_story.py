@@ -17,7 +17,7 @@ from support.loops import DEADLINE_SECONDS, Run, World
 import txstream.engine.run
 from txstream.cli import run as run_module
 from txstream.cli.main import main
-from txstream.core.coordinator import Coordinator, Phase, Plan
+from txstream.core.coordinator import BatchPhase, Coordinator, Plan
 from txstream.core.errors import BatchFailedError, BoltError, CoordinatorError
 from txstream.core.story import LONGEST_STORY, Story
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
@@ -103,12 +103,12 @@ def too_many(coordinator: Coordinator[Any]) -> None:
 
 
 def commits_early(coordinator: Coordinator[Any]) -> None:
-    coordinator.active[Txid(2)].phase = Phase.COMMITTING
+    coordinator.active[Txid(2)].phase = BatchPhase.COMMITTING
 
 
 def commits_two(coordinator: Coordinator[Any]) -> None:
     for batch in coordinator.active.values():
-        batch.phase = Phase.ADVANCING
+        batch.phase = BatchPhase.ADVANCING
 
 
 def one_attempt_twice(coordinator: Coordinator[Any]) -> None:

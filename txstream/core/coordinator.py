@@ -42,7 +42,7 @@ T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class Phase(StrEnum):
+class BatchPhase(StrEnum):
     """The phase that an active txid is in."""
 
     PROCESSING = "processing"
@@ -182,7 +182,7 @@ class ActiveBatch:
     """One active txid: its present attempt and phase."""
 
     attempt: TransactionAttempt
-    phase: Phase
+    phase: BatchPhase
 
 
 def _event(method: Method) -> Method:
@@ -299,7 +299,7 @@ class Coordinator(Generic[Meta]):
     def may_leave_out(self, attempt: TransactionAttempt) -> bool:
         """Return whether the attempt may still come to leave out records of its batch."""
         batch = self._find(attempt)
-        if batch is None or batch.phase is not Phase.PROCESSING:
+        if batch is None or batch.phase is not BatchPhase.PROCESSING:
             return False
         return not self._is_transactional or attempt.txid not in self._asked
 
@@ -351,7 +351,7 @@ class Coordinator(Generic[Meta]):
 
     @property
     def _committing_txids(self) -> list[Txid]:
-        ending = (Phase.COMMITTING, Phase.ADVANCING)
+        ending = (BatchPhase.COMMITTING, BatchPhase.ADVANCING)
         return [txid for txid, batch in self.active.items() if batch.phase in ending]
 
     def _before(self, txid: Txid) -> BatchMetas[Meta]:
@@ -382,8 +382,8 @@ class Coordinator(Generic[Meta]):
             if not self._metas[txid].partitions:
                 break
         head = self.active.get(self.current)
-        if head is not None and head.phase is Phase.PROCESSED and self.current not in self._amending:
-            head.phase = Phase.COMMITTING
+        if head is not None and head.phase is BatchPhase.PROCESSED and self.current not in self._amending:
+            head.phase = BatchPhase.COMMITTING
             asked_before = self.current in self._asked
             self._asked[self.current] = None if asked_before else head.attempt.attempt
             commands.append(EmitCommit(head.attempt, self._metas[self.current]))
@@ -495,11 +495,11 @@ class Coordinator(Generic[Meta]):
         batch = self._find(attempt)
         if batch is None:
             return []
-        if batch.phase is Phase.PROCESSING:
-            batch.phase = Phase.PROCESSED
+        if batch.phase is BatchPhase.PROCESSING:
+            batch.phase = BatchPhase.PROCESSED
             return self._sync()
-        if batch.phase is Phase.COMMITTING:
-            batch.phase = Phase.ADVANCING
+        if batch.phase is BatchPhase.COMMITTING:
+            batch.phase = BatchPhase.ADVANCING
             metas = self._metas[attempt.txid]
             return [Advance(attempt.txid, attempt.attempt, metas, store=not self._is_transactional)]
         raise CoordinatorError(f"{attempt} was acked while {batch.phase}")
@@ -515,7 +515,7 @@ class Coordinator(Generic[Meta]):
         """The attempt failed: it and all later active ones are replayed. `why` is for the story."""
         self.story.add("fail", attempt.txid, attempt.attempt, why=why)
         batch = self._find(attempt)
-        if batch is None or batch.phase is Phase.ADVANCING:
+        if batch is None or batch.phase is BatchPhase.ADVANCING:
             return []
         dropped = [txid for txid in self.active if txid >= attempt.txid]
         commands: list[Command[Meta]] = [Cancel(self.active.pop(txid).attempt) for txid in sorted(dropped)]
@@ -532,7 +532,7 @@ class Coordinator(Generic[Meta]):
         """The commit of `txid` is stored: the next commit may begin."""
         self.story.add("advanced", txid)
         batch = self.active.get(txid)
-        if txid != self.current or batch is None or batch.phase is not Phase.ADVANCING:
+        if txid != self.current or batch is None or batch.phase is not BatchPhase.ADVANCING:
             raise CoordinatorError(f"txid {txid} was advanced, but txid {self.current} is current")
         del self.active[txid]
         self._replays.discard(txid)
@@ -550,7 +550,7 @@ class Coordinator(Generic[Meta]):
 
     def _emit(self, txid: Txid) -> Command[Meta]:
         attempt = TransactionAttempt(txid, self._next_attempt())
-        self.active[txid] = ActiveBatch(attempt, Phase.PROCESSING)
+        self.active[txid] = ActiveBatch(attempt, BatchPhase.PROCESSING)
         return EmitBatch(attempt, self._metas[txid], stored=txid in self._fixed)
 
     def _plan(self, txid: Txid) -> list[Command[Meta]]:

@@ -18,7 +18,7 @@ from typing import Any
 from txstream.api.retention import next_horizons
 from txstream.core.backoff import Backoff
 from txstream.core.batch_metas import BatchMetas
-from txstream.core.coordinator import Phase, Plan
+from txstream.core.coordinator import BatchPhase, Plan
 from txstream.core.dead_letters import LetterKey
 from txstream.core.errors import BatchFailedError, ServiceUnavailableError
 from txstream.core.transaction import Txid, about
@@ -80,7 +80,7 @@ class Planning:
 
     def _all_committed(self) -> bool:
         """Return whether every open batch is committed, so that it only has to advance."""
-        return all(batch.phase is Phase.ADVANCING for batch in self._batches.coordinator.active.values())
+        return all(batch.phase is BatchPhase.ADVANCING for batch in self._batches.coordinator.active.values())
 
     def go_on(self) -> None:
         """Plan the batch that gathers, if there is one and the batch before it is committed."""
