@@ -346,7 +346,7 @@ COMMIT = (
         "5.3",
         "once its commit is acked, an attempt cannot fail",
         sources.COORDINATOR,
-        "if batch is None or batch.phase is Phase.ADVANCING:",
+        "if batch is None or batch.phase is BatchPhase.ADVANCING:",
         "if batch is None:",
         f"{proofs.COORDINATOR}::test_once_its_commit_is_acked_an_attempt_can_no_longer_fail",
         mutant="CommittedAttemptsMayFail",
@@ -356,7 +356,7 @@ COMMIT = (
             Patch(
                 sources.COORDINATOR,
                 "        batch = self._find(attempt)\n"
-                "        if batch is None or batch.phase is Phase.ADVANCING:",
+                "        if batch is None or batch.phase is BatchPhase.ADVANCING:",
                 "        batch = self.active.get(attempt.txid)\n        if batch is None:",
             ),
         ),
@@ -365,8 +365,8 @@ COMMIT = (
         "5.3",
         "the next commit waits for the answer to Advance",
         sources.COORDINATOR,
-        "            batch.phase = Phase.ADVANCING\n",
-        "            batch.phase = Phase.ADVANCING\n            self.current = Txid(self.current + 1)\n",
+        "            batch.phase = BatchPhase.ADVANCING\n",
+        "            batch.phase = BatchPhase.ADVANCING\n            self.current = Txid(self.current + 1)\n",
         f"{proofs.COORDINATOR}::test_the_next_commit_begins_only_after_advance_was_answered",
         mutant="TheNextCommitDoesNotWaitForAdvance",
         does="The next commit begins before the previous one is known to be stored.",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from txstream.core.coordinator import Phase
+from txstream.core.coordinator import BatchPhase
 from txstream.core.transaction import Txid
 
 
@@ -50,7 +50,7 @@ WRITE_POINTS = (Point.INSIDE_BEGIN, Point.AFTER_BEGIN, Point.BEFORE_WRITE, Point
 class At:
     """Where a fault happens: a point of a txid, or a phase of its attempts, written `after-commit:3`."""
 
-    point: Point | Phase
+    point: Point | BatchPhase
     txid: int
 
     def __str__(self) -> str:

@@ -255,8 +255,15 @@ class Batches(Tabular, list[Batch]):
         names += ["planned_at", "committed_at", "error"]
         rows: list[Sequence[object]] = [
             (
-                *(one.txid, one.status, one.first.tuples, one.keys, one.dead_letters, one.first.lag_records),
-                *(one.first.planned_at, one.first.committed_at, one.first.error),
+                one.txid,
+                one.status,
+                one.first.tuples,
+                one.keys,
+                one.dead_letters,
+                one.first.lag_records,
+                one.first.planned_at,
+                one.first.committed_at,
+                one.first.error,
             )
             for one in self
         ]

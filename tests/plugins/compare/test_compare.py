@@ -55,7 +55,7 @@ from txstream.plugins.compare.run import Outcome, Rows
 from txstream.plugins.compare.schedule import SCHEDULES, Fault, Injector, load_schedule
 from txstream.plugins.compare.timeline import Made, Timeline
 from txstream.plugins.compare.truth import _OnlyTheSourceKnowsError, _row, folded_truth
-from txstream.plugins.notebook.timeline import Fate
+from txstream.plugins.notebook.attempt_chart import Fate
 from txstream.plugins.proof.simulation.determinism import NotDeterministicError
 from txstream.plugins.proof.simulation.variant import (
     clipped,

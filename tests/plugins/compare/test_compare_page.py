@@ -23,7 +23,7 @@ from txstream.plugins.compare.report import columns_of, figures, true_totals
 from txstream.plugins.compare.run import Outcome
 from txstream.plugins.compare.schedule import SCHEDULES, Fault, Injector
 from txstream.plugins.compare.timeline import Made, Timeline
-from txstream.plugins.notebook.timeline import Chart, Fate
+from txstream.plugins.notebook.attempt_chart import Chart, Fate
 
 FAULTS = (*SCHEDULES["partition"], Fault("crash", 8))
 PRIME = chr(8242)

@@ -11,7 +11,7 @@ from txstream.core.coordinator import EmitBatch
 from txstream.core.fault_points import CrashError
 from txstream.core.transaction import TransactionAttempt
 from txstream.engine.loop.open_batches import Watcher
-from txstream.plugins.notebook.timeline import Fate, Range
+from txstream.plugins.notebook.attempt_chart import Fate, Range
 
 
 @dataclass

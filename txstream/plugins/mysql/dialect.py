@@ -97,7 +97,11 @@ class MySQLDialect(ServerDialect):
     package: ClassVar[str] = "txstream[mysql]"
     port: ClassVar[int | None] = 3306
     place_options: ClassVar[tuple[str, ...]] = (
-        *("database", "db", "init_command", "read_default_file", "read_default_group"),
+        "database",
+        "db",
+        "init_command",
+        "read_default_file",
+        "read_default_group",
     )
     clock: ClassVar[str | None] = "utc_timestamp(6)"
     commits_each_step: ClassVar[bool] = True
