@@ -18,7 +18,6 @@ from txstream.plugins.formats.schema_registry import (
     HEADER_BYTES,
     RegisteredSchema,
     SchemaRegistry,
-    UnknownSchemaError,
     UnresolvableError,
     registry_of,
 )
@@ -89,7 +88,8 @@ class RegisteredReader:
 
     def read(self, values: Sequence[bytes | None]) -> pa.Array:
         """Return the values as a column; None is null. Raises BadValueError for the first that is bad,
-        ServiceUnavailableError while the registry does not answer, and UsageError if it refuses to."""
+        ServiceUnavailableError while the registry does not answer, UsageError if it refuses to, and
+        UnknownSchemaError if it does not have a schema."""
         found: list[tuple[Sequence[int], pa.Array]] = []
         refused: list[BadValueError] = []
         for header, rows in _by_header(values).items():
@@ -102,8 +102,6 @@ class RegisteredReader:
                 refused.append(BadValueError(rows[bad.row], bad.reason))
             except UnresolvableError as error:
                 refused.append(BadValueError(rows[error.row], f"{self._name_of(header)}: {error}"))
-            except UnknownSchemaError as error:
-                refused.append(BadValueError(rows[0], str(error)))
         if refused:
             raise min(refused, key=lambda bad: bad.row)
         return _in_order(found, len(values)) if found else pa.nulls(len(values), self._format.type)
