@@ -56,6 +56,9 @@ Asked = tuple[Any, Mapping[str, Any]]
 READ_ONLY: Final = "txstream_read_only"
 """Execution option of a connection that only reads: in SQLite its transactions take no lock."""
 
+BEGINS_LATER: Final = "txstream_begins_later"
+"""Execution option of a connection whose transaction begins with `StateDialect.begin` or `begin_with`."""
+
 INTEGER_RANGES: Final[dict[pa.DataType, tuple[int, int]]] = {
     pa.int8(): (-(2**7), 2**7 - 1),
     pa.int16(): (-(2**15), 2**15 - 1),
@@ -174,6 +177,9 @@ class StateDialect(ABC):
 
     def lock_definitions(self, connection: Connection) -> None:  # noqa: B027 - SQLite has one writer
         """Keep other drivers from creating tables until this transaction ends."""
+
+    def begin(self, connection: Connection) -> None:  # noqa: B027 - for most there is nothing to say first
+        """Begin the transaction of a connection with the option `BEGINS_LATER`, unless it has begun."""
 
     def begin_with(
         self, connection: Connection, update: Asked, query: Asked

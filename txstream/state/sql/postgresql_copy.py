@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DBAPIError
 
 from txstream.state.sql.dialect import BulkInsert
+from txstream.state.sql.errors import wrapped
 from txstream.state.sql.server_timeouts import driver_of
 
 _PIECE_BYTES = 1 << 18
@@ -57,17 +58,7 @@ class CopyInsert(BulkInsert):
                 for start in range(0, len(body), _PIECE_BYTES):
                     copy.write(body[start : start + _PIECE_BYTES])
         except psycopg.Error as error:
-            is_gone = bool(driver.closed)
-            if is_gone:
-                connection.invalidate(error)
-            raise DBAPIError.instance(
-                self._sql.as_string(None),
-                None,
-                error,
-                psycopg.Error,
-                connection_invalidated=is_gone,
-                dialect=connection.dialect,
-            ) from error
+            raise wrapped(error, connection) from error
 
 
 def copy_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
