@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from txstream.core.errors import (
     CorruptStateError,
     ServiceUnavailableError,
+    StateTableError,
     StateValueError,
     TxstreamError,
 )
@@ -61,6 +62,15 @@ def one_line(error: BaseException) -> str:
 def driver_error(error: DBAPIError) -> BaseException:
     """Return the driver's own exception. SQLAlchemy's would repeat the statement and its values."""
     return error.orig if error.orig is not None else error
+
+
+def rows_missing(table: str, whose: object, rows: int, missing: int) -> StateTableError:
+    """Return the error for rows that the database was told to write and has not, without an error."""
+    return StateTableError(
+        f"table {table!r}: {whose} wrote {rows} rows, and {missing} of them are not there as they were "
+        f"written, although the database reported no error; the batch was not committed. Look for a second "
+        f"UNIQUE index, a trigger or row-level security on the table, remove it, and start again"
+    )
 
 
 def wrapped(error: Exception, connection: Connection) -> DBAPIError:

@@ -56,16 +56,19 @@ from sqlalchemy.exc import DBAPIError
 
 from txstream.api.reducers import Reducer
 from txstream.api.state import TXID_COLUMN
+from txstream.core.errors import StateTableError
 from txstream.state.sql.dialect import (
     BEGINS_LATER,
     COLUMN_TYPES,
     INTEGER_RANGES,
     Asked,
     BulkInsert,
+    Carries,
     Found,
     Lookup,
     Update,
     Upsert,
+    carried,
     halved,
     key_columns,
 )
@@ -86,7 +89,9 @@ class UnnestLookup(Lookup):
 
     chunk_rows: ClassVar[int] = 10_000
 
-    def __init__(self, table: Table, columns: Mapping[str, pa.DataType]) -> None:
+    def __init__(
+        self, table: Table, columns: Mapping[str, pa.DataType], carries: Carries | None = None
+    ) -> None:
         keys = key_columns(table)
         self._names = [key.name for key in keys]
         self._columns = dict(columns)
@@ -94,6 +99,8 @@ class UnnestLookup(Lookup):
         same = and_(*(table.c[name] == wanted.c[name] for name in self._names))
         query = select(wanted.c[_LIST_PLACE], *(table.c[name] for name in columns))
         self._sql = _compiled(query.select_from(wanted.join(table, same)))
+        count = select(func.count()).select_from(wanted.join(table, same)).where(carried(table, carries))
+        self._count = _compiled(count)
 
     def find(self, connection: Connection, keys: pa.Table) -> Found:
         found: list[tuple[Any, ...]] = []
@@ -108,6 +115,13 @@ class UnnestLookup(Lookup):
             name: pa.array(values, data_type)
             for (name, data_type), values in zip(self._columns.items(), columns, strict=True)
         }
+
+    def count(self, connection: Connection, keys: pa.Table, txid: int) -> int:
+        found = 0
+        for start in range(0, keys.num_rows, self.chunk_rows):
+            parameters = _array_parameters(keys.slice(start, self.chunk_rows), self._names)
+            found += connection.exec_driver_sql(self._count, {**parameters, "mine": txid}).scalar_one()
+        return found
 
 
 class UnnestUpsert(Upsert):
@@ -295,6 +309,8 @@ class PostgreSQLDialect(ServerDialect):
             "idle_in_transaction_session_timeout": _milliseconds(self.idle_timeout_seconds),
             "lock_timeout": _milliseconds(lock_seconds),
             "statement_timeout": _milliseconds(self.statement_timeout_seconds),
+            # A row that a policy hides is an error, not a row less.
+            "row_security": "off",
             # In another zone the first and last possible days have years that Python does not know.
             "timezone": "'UTC'",
         }
@@ -431,6 +447,21 @@ class PostgreSQLDialect(ServerDialect):
             return literal_column(f"'\\x{value.hex()}'")
         return super().literal(column, column_type)
 
+    def refuse_unfit(self, connection: Connection, table: Table) -> None:
+        name = connection.dialect.identifier_preparer.format_table(table)
+        if connection.execute(select(func.row_security_active(name))).scalar_one():
+            raise StateTableError(
+                f"state table {table.name!r} has row-level security, which hides rows from this account, so "
+                f"that they would be neither updated nor undone; run ALTER TABLE {name} DISABLE ROW LEVEL "
+                f"SECURITY, or give the account BYPASSRLS"
+            )
+
+    def may_lose(self, connection: Connection, table: Table) -> bool:
+        # A second UNIQUE index raises an error, since an upsert names the key; so does a policy here.
+        name = connection.dialect.identifier_preparer.format_table(table)
+        asked = "SELECT relhastriggers FROM pg_class WHERE oid = %(name)s::regclass"
+        return bool(connection.exec_driver_sql(asked, {"name": name}).scalar_one())
+
     def be_patient(self, connection: Connection) -> None:
         connection.execute(select(func.set_config("statement_timeout", "0", True)))
 
@@ -455,8 +486,10 @@ class PostgreSQLDialect(ServerDialect):
         places = places.order_by(old.c[column]).limit(most)
         return delete(table).where(literal_column("ctid") == any_(func.array(places.scalar_subquery())))
 
-    def lookup(self, table: Table, columns: Mapping[str, pa.DataType]) -> Lookup:
-        return UnnestLookup(table, columns)
+    def lookup(
+        self, table: Table, columns: Mapping[str, pa.DataType], carries: Carries | None = None
+    ) -> Lookup:
+        return UnnestLookup(table, columns, carries)
 
 
 def _is_operational(error: DBAPIError) -> bool:
