@@ -73,8 +73,8 @@ def pooled(postgres: PostgresServer, direct: str) -> Iterator[Callable[..., Tran
     """Starts a pooler in front of the server."""
     with contextlib.ExitStack() as stack:
 
-        def start(**options: int) -> TransactionPooler:
-            pooler = TransactionPooler(str(postgres.data / ".s.PGSQL.5432"), **options)
+        def start(*, size: int) -> TransactionPooler:
+            pooler = TransactionPooler(str(postgres.data / ".s.PGSQL.5432"), size)
             stack.callback(pooler.close)
             return pooler
 
