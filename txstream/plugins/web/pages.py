@@ -1,4 +1,4 @@
-"""Renders the views. Every expression of a template is escaped, unless `notebook.attempt_chart` has drawn it."""
+"""Renders the views. Every expression of a template is escaped, but for what `notebook.attempt_chart` draws."""
 
 from __future__ import annotations
 
