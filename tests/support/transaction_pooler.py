@@ -58,7 +58,7 @@ class TransactionPooler:
         self.port = int(self._listener.getsockname()[1])
         self._chance = random.Random(self.seed)
         self._changed = threading.Condition()
-        self._free: dict[bytes, list[tuple[int, _Line]]] = {}  # by startup message
+        self._free: dict[bytes, list[tuple[int, _Line]]] = {}  # by database
         self._greetings: dict[bytes, bytes] = {}
         self._sockets: list[socket.socket] = [self._listener]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -84,14 +84,16 @@ class TransactionPooler:
                 if code == _PROTOCOL_3:
                     break
                 client.sendall(b"N")  # neither TLS nor GSSAPI here
+            names = iter(rest.rstrip(b"\0").split(b"\0"))
+            pool = dict(zip(names, names, strict=True))[b"database"]
             startup = _STARTUP.pack(length, code) + rest
             with self._changed:
-                if startup not in self._free:
-                    self._free[startup] = [(number, self._open(startup)) for number in range(self.size)]
-            client.sendall(self._greetings[startup])
-            self._relay(_Line(client), startup)
+                if pool not in self._free:
+                    self._free[pool] = [(number, self._open(pool, startup)) for number in range(self.size)]
+            client.sendall(self._greetings[pool])
+            self._relay(_Line(client), pool)
 
-    def _open(self, startup: bytes) -> _Line:
+    def _open(self, pool: bytes, startup: bytes) -> _Line:
         server = socket.socket(socket.AF_UNIX)
         server.connect(self.path)
         self._sockets.append(server)
@@ -99,25 +101,25 @@ class TransactionPooler:
         line, greeting = _Line(server), b""
         while not greeting.endswith(_READY + struct.pack("!ic", 5, b"I")):
             greeting += b"".join(line.messages())
-        self._greetings.setdefault(startup, greeting)
+        self._greetings.setdefault(pool, greeting)
         return line
 
-    def _relay(self, client: _Line, startup: bytes) -> None:
+    def _relay(self, client: _Line, pool: bytes) -> None:
         while True:
             waiting = client.messages()
-            number, server = self._take(startup)
+            number, server = self._take(pool)
             try:
                 if not self._transaction(client, server, waiting):
                     return
             finally:
                 with self._changed:
-                    self._free[startup].append((number, server))
+                    self._free[pool].append((number, server))
                     self._changed.notify()
 
-    def _take(self, startup: bytes) -> tuple[int, _Line]:
+    def _take(self, pool: bytes) -> tuple[int, _Line]:
         with self._changed:
             while True:
-                free = self._free[startup]
+                free = self._free[pool]
                 wanted = [place for place, (number, _) in enumerate(free) if self.only in (None, number)]
                 if wanted:
                     number, server = free.pop(self._chance.choice(wanted))
