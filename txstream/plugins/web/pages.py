@@ -1,4 +1,4 @@
-"""Renders the views. Every expression of a template is escaped, but for what `notebook.attempt_chart` draws."""
+"""Renders the views. Every expression of a template is escaped, but what `notebook.attempt_chart` draws."""
 
 from __future__ import annotations
 
