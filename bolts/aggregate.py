@@ -9,8 +9,9 @@ import pyarrow as pa
 from txstream.api.bolts import MergeableBolt, OutputFieldsDeclarer
 from txstream.api.reducers import Count, Reducer
 from txstream.api.tuples import Chunk, Tuple, one_row
+from txstream.bolts.reducer_checks import check_reducers
 from txstream.core.errors import TopologyError
-from txstream.state.folding import Fold, bound, check_reducers
+from txstream.state.folding import Fold, bound
 
 
 class ReduceBolt(MergeableBolt):

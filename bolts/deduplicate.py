@@ -20,7 +20,7 @@ from txstream.api.tuples import Tuple
 from txstream.core.errors import ServiceUnavailableError, StateValueError, TopologyError, UsageError
 
 if TYPE_CHECKING:
-    from txstream.state.sql.first_rows import FirstRows
+    from txstream.bolts.first_rows import FirstRows
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class DeduplicateBolt(RichBolt):
     def prepare_worker(self, context: WorkerContext) -> _Window | _TableOfFirst:
         if self.state is None:
             return _Window(self.window)
-        from txstream.state.sql.first_rows import FirstRows
+        from txstream.bolts.first_rows import FirstRows
 
         url = self.state.url or context.addresses.get("database")
         if not url:

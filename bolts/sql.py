@@ -13,8 +13,9 @@ from txstream.api.retention import refuse_late
 from txstream.api.schema import format_type
 from txstream.api.state import SqlState, SqlTable
 from txstream.api.tuples import Chunk, Tuple, one_row
+from txstream.bolts.reducer_checks import check_reducers
 from txstream.core.errors import StateValueError, TopologyError
-from txstream.state.folding import bound, check_reducers, new_fold
+from txstream.state.folding import bound, new_fold
 
 _BIGINT_DIGITS = 19
 

@@ -31,9 +31,9 @@ from txstream import (
     TransactionAttempt,
     UsageError,
 )
-from txstream.api.batch_spouts import BatchSpout
 from txstream.core.transaction import Txid
 from txstream.examples.word_count import SPOUTS
+from txstream.spouts.batch_spouts import BatchSpout
 
 CITIES = ("Berlin", "Nairobi", "Lima", "Hanoi")
 

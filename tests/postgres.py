@@ -54,6 +54,11 @@ class PostgresServer:
         with contextlib.suppress(FileExistsError):
             (directory / "postgres").symlink_to(self._home)
 
+    @property
+    def user(self) -> str | None:
+        """The user as whom the server's programs run; None for this process's own."""
+        return str(self._server.system_user) if os.geteuid() == 0 else None
+
     def url(self, database: str = "postgres") -> str:
         """Return the SQLAlchemy URL of one of its databases."""
         where = {"host": str(self.data)}
@@ -120,7 +125,7 @@ class PostgresServer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                user=self._server.system_user if os.geteuid() == 0 else None,
+                user=self.user,
                 timeout=60,
                 cwd="/",
             )

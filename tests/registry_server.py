@@ -14,7 +14,7 @@ from typing import Final
 from mysql_servers import MissingServerError
 
 import get_registry
-from txstream.engine.spark.java import find_java
+from txstream.cli.java import find_java
 from txstream.plugins.local.embedded.java import SMALL_JVM
 from txstream.plugins.local.embedded.ports import HOST, free_port
 from txstream.plugins.local.embedded.process import ServerProcess

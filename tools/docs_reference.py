@@ -16,7 +16,7 @@ from tracked_wheel import ROOT
 
 API_PAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "errors": ("txstream.core.errors", "txstream.api.bolt_checks"),
-    "sources": ("txstream.api.spouts", "txstream.api.batch_spouts", "txstream.spouts."),
+    "sources": ("txstream.api.spouts", "txstream.spouts."),
     "states": (
         *("txstream.api.state", "txstream.api.map_state", "txstream.api.reducers", "txstream.core.semantics"),
         *("txstream.bolts.sql", "txstream.state."),

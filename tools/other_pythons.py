@@ -22,23 +22,23 @@ from typing import Final
 from tracked_wheel import ROOT, CheckError, build_wheel
 
 TESTS: Final = (
-    "coordinator",
-    "semantics",
-    "transaction",
-    "metas",
-    "schema",
-    "rows",
-    "reducers",
-    "topology",
-    "function_bolts",
-    "json_values",
-    "wire",
-    "acker_ids",
-    "state_sqlite",
-    "recovery",
-    "zookeeper_progress",
-    "testing_bolts",
-    "releases",
+    "unit/test_coordinator",
+    "unit/test_semantics",
+    "unit/test_transaction",
+    "unit/test_metas",
+    "unit/test_schema",
+    "unit/test_rows",
+    "unit/test_reducers",
+    "unit/test_topology",
+    "unit/test_function_bolts",
+    "unit/test_json_values",
+    "unit/test_wire",
+    "plugins/tracked/test_acker_ids",
+    "unit/test_state_sqlite",
+    "unit/test_recovery",
+    "unit/test_zookeeper_progress",
+    "plugins/testing/test_testing_bolts",
+    "unit/test_releases",
 )
 EXTRAS: Final = "metrics,mysql,postgresql"  # tests/conftest.py imports the drivers
 NEEDED: Final[Sequence[str]] = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
@@ -79,7 +79,7 @@ def run(python: Path, wheel: Path, scratch: Path) -> int:
     for found in _linked():
         (packages / found.name).symlink_to(found)
     _call([own, "-m", "pip", "install", "--quiet", f"{wheel}[{EXTRAS}]", *NEEDED])
-    tests = [f"tests/unit/test_{name}.py" for name in TESTS]
+    tests = [f"tests/{name}.py" for name in TESTS]
     pytest = [
         str(own),
         "-m",

@@ -13,10 +13,6 @@ from txstream.core.lazy_names import home_of, lazily
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from txstream.api.batch_spouts import (
-        BatchCollector as BatchCollector,
-        BatchSpout as BatchSpout,
-    )
     from txstream.api.bolt_checks import TopologyWarning as TopologyWarning
     from txstream.api.bolts import (
         BasicBolt as BasicBolt,
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
         WorkerContext as WorkerContext,
     )
     from txstream.api.builder import TransactionalTopologyBuilder as TransactionalTopologyBuilder
-    from txstream.api.functions import bolt as bolt
     from txstream.api.map_state import MapState as MapState
     from txstream.api.reducers import (
         Count as Count,
@@ -72,6 +67,7 @@ if TYPE_CHECKING:
     )
     from txstream.bolts.append import SqlAppendBolt as SqlAppendBolt
     from txstream.bolts.deduplicate import DeduplicateBolt as DeduplicateBolt
+    from txstream.bolts.functions import bolt as bolt
     from txstream.bolts.sql import SqlStateBolt as SqlStateBolt
     from txstream.core.dead_letters import DeadLetters as DeadLetters
     from txstream.core.errors import (
@@ -122,6 +118,10 @@ if TYPE_CHECKING:
     )
     from txstream.plugins.tracked.kafka_queue import KafkaQueueSpout as KafkaQueueSpout
     from txstream.settings import Settings as Settings
+    from txstream.spouts.batch_spouts import (
+        BatchCollector as BatchCollector,
+        BatchSpout as BatchSpout,
+    )
     from txstream.spouts.kafka import KafkaSource as KafkaSource
     from txstream.spouts.memory import MemorySpout as MemorySpout
     from txstream.spouts.rate import RateSpout as RateSpout
@@ -129,7 +129,6 @@ if TYPE_CHECKING:
     from txstream.state.registry import register_backend as register_backend
 
 _HOMES = {
-    "txstream.api.batch_spouts": ("BatchCollector", "BatchSpout"),
     "txstream.api.bolt_checks": ("TopologyWarning",),
     "txstream.api.bolts": (
         "BasicBolt",
@@ -172,7 +171,6 @@ _HOMES = {
         "TxstreamError",
         "UsageError",
     ),
-    "txstream.api.functions": ("bolt",),
     "txstream.api.map_state": ("MapState",),
     "txstream.api.reducers": ("Count", "Last", "Max", "Min", "Reducer", "Sum", "custom"),
     "txstream.api.spouts": (
@@ -193,6 +191,7 @@ _HOMES = {
     "txstream.bolts.aggregate": ("CountBolt", "ReduceBolt"),
     "txstream.bolts.append": ("SqlAppendBolt",),
     "txstream.bolts.deduplicate": ("DeduplicateBolt",),
+    "txstream.bolts.functions": ("bolt",),
     "txstream.bolts.sql": ("SqlStateBolt",),
     "txstream.core.dead_letters": ("DeadLetters",),
     "txstream.engine.loop.report": ("RunProgress", "RunReport"),
@@ -200,6 +199,7 @@ _HOMES = {
     "txstream.core.semantics": ("Semantics",),
     "txstream.settings": ("Settings",),
     "txstream.plugins.files": ("FileSpout",),
+    "txstream.spouts.batch_spouts": ("BatchCollector", "BatchSpout"),
     "txstream.spouts.kafka": ("KafkaSource",),
     "txstream.plugins.tracked.kafka_queue": ("KafkaQueueSpout",),
     "txstream.spouts.memory": ("MemorySpout",),

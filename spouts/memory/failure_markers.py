@@ -13,7 +13,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NoReturn
 
-from txstream.core.errors import BatchFailedError, CrashError as CrashError, UsageError
+from txstream.core.errors import BatchFailedError, UsageError
+from txstream.core.fault_points import CrashError as CrashError
 
 
 class Marker(ABC):

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 from rich.console import Console
 
+from txstream.cli.java import spark_jars
 from txstream.core.errors import ServiceUnavailableError
-from txstream.engine.spark.java import spark_jars
 from txstream.plugins.local.embedded import EmbeddedKafka
 from txstream.plugins.local.embedded.jars import Jar, JarLock, kafka_classpath, read_lock
 from txstream.plugins.local.embedded.java import LOGGING_JARS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +22,10 @@ from support.schema_registry import FakeRegistry
 
 from txstream.api.spouts import SpoutContext
 from txstream.core.errors import SchemaError, ServiceUnavailableError, TopologyError, UsageError
-from txstream.plugins.formats.schema_registry import SchemaRegistry
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.engine.batch.executor_failures import describe
+from txstream.engine.letters.retry_policy import Verdict, judge, may_be_a_record
+from txstream.plugins.formats.schema_registry import SchemaRegistry, UnknownSchemaError
 from txstream.spouts.formats.unfit_values import BadValueError, refuse_first
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka.columns import readers
@@ -115,7 +119,6 @@ def test_the_first_bad_value_is_named_whatever_its_schema(registry: FakeRegistry
     good = encoded(1, OLD, {"id": 1, "user": "ann"})
     read = reader_of(url_of(registry))
     for bad, reason in (
-        (b"\0\0\0\0\x63x", f"schema 99 is not in the schema registry at {registry.url}"),
         (b"\1\0\0\0\1x", "it has no schema id: it does not begin with a zero byte"),
         (b"", "it has no schema id"),
         (good[:-1], "it is no such Avro value: Expected 3 bytes, read 2"),
@@ -147,8 +150,55 @@ def test_the_registry_away_is_an_outage_and_it_is_asked_again(registry: FakeRegi
             ServiceUnavailableError, match=f"cannot answer now .HTTP {status}: .*as the test wants"
         ):
             read([value])
-    registry.status = None
+    registry.status, away = 404, f"/schemas/ids/{schema_id} is answered by no schema registry now .HTTP 404"
+    for registry.page in (None, b"default backend - 404", b"<html>", b'["no"]', b'{"error_code": 1}'):
+        with pytest.raises(ServiceUnavailableError, match=away):
+            read([value])
+    registry.page = b"default backend - 404"
+    with pytest.raises(ServiceUnavailableError, match="is answered by no schema registry now"):
+        SchemaRegistry(url_of(registry)).check(2)
+    registry.status = registry.page = None
     assert read([value]) == [[1], [None]]
+
+
+class Clock:
+    """Time that passes only while somebody pauses."""
+
+    def __init__(self, then: Callable[[], object] = lambda: None, at: float = 4.0) -> None:
+        self.now, self._then, self._at = 0.0, then, at
+
+    def read(self) -> float:
+        return self.now
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+        if self.now >= self._at:
+            self._then()
+
+
+def test_a_schema_that_the_registry_does_not_have_is_asked_for_again(registry: FakeRegistry) -> None:
+    late = Clock(lambda: registry.add("orders-value", json.dumps(OLD)))
+    client = SchemaRegistry(url_of(registry), clock=late.read, pause=late.pause)
+    assert client.schema(1).text == json.dumps(OLD)
+    assert 4 <= late.now < 10
+    never = Clock()
+    client = SchemaRegistry(url_of(registry), clock=never.read, pause=never.pause)
+    words = rf"^schema 99 is not in the schema registry at {re.escape(registry.url)}, which was asked \d+ "
+    with pytest.raises(UnknownSchemaError, match=words) as unknown:
+        client.schema(99)
+    assert 4 < never.now <= 10
+    on_driver = describe(unknown.value, "orders", 0).to_error(TransactionAttempt(Txid(1), AttemptId(1)))
+    assert judge(on_driver) is Verdict.FATAL
+    assert not may_be_a_record(on_driver), "a good record would become a dead letter"
+
+
+def test_a_batch_with_an_unknown_schema_has_no_bad_record(
+    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txstream.plugins.formats.schema_registry._UNKNOWN_SECONDS", 0.0)
+    registry.add("orders-value", json.dumps(OLD))
+    with pytest.raises(UnknownSchemaError, match=r"^schema 99 is not in the schema registry at "):
+        reader_of(url_of(registry))([encoded(1, OLD, {"id": 1, "user": "ann"}), b"\0\0\0\0\x63x"])
 
 
 def test_credentials_are_sent_and_never_shown(

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 import pytest
 from mysql_servers import MariaDBServer, MySQLFamilyServer, MySQLServer
 from support.commit_paths import PATHS, check, counted, counting, paths, word_source
+from support.lists import each
 from support.server_databases import OneDatabase, new_database
 from support.states import Rig
-from unit import test_sql_append, test_sql_types
+from support.tables import execute
+from unit import test_sql_append, test_sql_types, test_sql_written
 from unit.test_concurrent_reader import TestReaders as TestReaders
 from unit.test_dead_letter_rows import TestDeadLetterRows as TestDeadLetterRows
 from unit.test_pruning import TestLedger as TestLedger
@@ -22,12 +24,13 @@ from unit.test_sql_state import (
     TestTables as TestTables,
     TestWords as TestWords,
 )
+from unit.test_sql_written import TestSecondIndex as TestSecondIndex
 from unit.test_upgrades import TestUpgrades as TestUpgrades
 
-from txstream.core.errors import TxstreamError
+from txstream.core.errors import StateTableError, TxstreamError
 from txstream.core.fault_points import Point
 from txstream.core.semantics import Semantics
-from txstream.state import open_sql_database
+from txstream.state import StateDatabase, TableSpec, open_sql_database
 from txstream.testing import TopologyTest
 
 
@@ -108,3 +111,14 @@ def test_a_word_count_whose_driver_dies_in_a_commit(
             test.run()
             check(test, counted())
             assert set(paths(url)) == {path}
+
+
+class TestRefusedAtTheStart:
+    @each("spec", test_sql_written.KEYED)
+    def test_a_second_unique_index(self, database: StateDatabase, url: str, spec: TableSpec) -> None:
+        rig = Rig(database, url, spec, topology="one", uuid="one").join()
+        execute(url, "CREATE UNIQUE INDEX second ON word_count (n)")
+        for look in (rig.join, lambda: rig.states.check_join(first_run=False)):
+            with pytest.raises(StateTableError, match=r"'word_count' has .*'second'.*DROP INDEX `second`"):
+                look()
+        database.delete("one", drop_state=True)

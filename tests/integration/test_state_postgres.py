@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from postgres import PostgresServer
 from support.server_databases import OneDatabase, new_database
 from support.states import Rig, word_table
-from unit import test_sql_types
+from support.tables import execute
+from unit import test_sql_types, test_sql_written
 from unit.test_concurrent_reader import TestReaders as TestReaders
 from unit.test_dead_letter_rows import TestDeadLetterRows as TestDeadLetterRows
 from unit.test_pruning import TestLedger as TestLedger
@@ -24,6 +26,7 @@ from unit.test_sql_state import (
     TestTables as TestTables,
     TestWords as TestWords,
 )
+from unit.test_sql_written import TestSecondIndex as TestSecondIndex
 from unit.test_state_framework import (
     TestAtomicFramework as TestAtomicFramework,
     TestFramework as TestFramework,
@@ -36,7 +39,9 @@ from txstream.core.errors import (
     StateTableError,
     StateValueError,
 )
-from txstream.state import open_database
+from txstream.core.transaction import attempt_id
+from txstream.state import open_database, open_sql_database
+from txstream.state.records import AccessDeniedError
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +172,52 @@ def test_an_account_without_rights(server: PostgresServer, admin: psycopg.Connec
     with pytest.raises(StateTableError, match=r"does not allow creating txstream's.*permission denied"):
         guest.ensure_framework_tables()
     guest.close()
+
+
+def loses(when: str, condition: str, does: str, table: str = "word_count") -> list[str]:
+    """SQL that makes a trigger."""
+    return [
+        f"CREATE FUNCTION loses() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN {does}; END'",
+        f"CREATE TRIGGER loses {when} ON {table} FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION loses()",
+    ]
+
+
+class TestLost(test_sql_written.TestLost):
+    drop = "DROP FUNCTION loses CASCADE"
+    ways = (
+        loses("BEFORE INSERT", "NEW.word LIKE 'lost _%%'", "RETURN NULL"),
+        loses("BEFORE UPDATE", "NEW.word = 'lost'", "RETURN OLD"),
+        loses("BEFORE INSERT", "NEW.word LIKE 'lost _%%'", "NEW.word = ''other''; RETURN NEW"),
+        loses(
+            "AFTER INSERT",
+            "NEW.word LIKE 'lost _%%'",
+            "DELETE FROM word_count WHERE word = NEW.word; RETURN NULL",
+        ),
+    )
+    letters = loses("BEFORE INSERT OR UPDATE", "true", "RETURN OLD", "txstream_dead_letter")
+
+
+class TestRowSecurity:
+    """Rows that a policy hides would be neither updated nor undone."""
+
+    def test_it_is_refused_at_the_start_and_in_a_commit(self, server: PostgresServer, unique: str) -> None:
+        direct = server.create_database(unique)
+        server.create_account(unique, "word", owns=unique)
+        execute(direct, f'GRANT ALL ON SCHEMA public TO "{unique}"')
+        url = sa.make_url(direct).set(username=unique, password="word").render_as_string(hide_password=False)
+        with contextlib.closing(open_sql_database(url)) as database:
+            rig = Rig(database, url).join()
+            rig.commit(1, {"a": 1, "b": 1})
+            execute(
+                direct,
+                "ALTER TABLE word_count ENABLE ROW LEVEL SECURITY",
+                "ALTER TABLE word_count FORCE ROW LEVEL SECURITY",
+                "CREATE POLICY a ON word_count USING (word = 'a') WITH CHECK (true)",
+            )
+            with pytest.raises(AccessDeniedError, match="row-level security policy for table"):
+                rig.commit(1, {"a": 2})
+            assert rig.last().attempt == attempt_id(1, 1)
+            with pytest.raises(
+                StateTableError, match=r"'word_count' has row-level security.*DISABLE ROW LEVEL"
+            ):
+                rig.states.check_join(first_run=False)

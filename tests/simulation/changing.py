@@ -8,7 +8,6 @@ from simulation.releases import FIRST, Release
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import (
     CorruptStateError,
-    CrashError,
     FencedError,
     IdentityMismatchError,
     ProgressMismatchError,
@@ -16,6 +15,7 @@ from txstream.core.errors import (
     StaleAttemptError,
     StateTableError,
 )
+from txstream.core.fault_points import CrashError
 from txstream.core.ledger_retention import Keep
 from txstream.core.transaction import FIRST_TXID
 from txstream.engine.loop.event_loop import EventLoop

@@ -39,7 +39,8 @@ from txstream import (
 )
 from txstream.api.stable_hash import task_of
 from txstream.core.batch_metas import BatchMetas
-from txstream.core.errors import CrashError, StateValueError
+from txstream.core.errors import StateValueError
+from txstream.core.fault_points import CrashError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch import record_search

@@ -28,12 +28,13 @@ def register(url: str, subject: str, schema: str, kind: str = "AVRO") -> int:
 
 class FakeRegistry:
     """Answers on loopback from `start` to `stop`; it can start again at the same port. `requests` are the
-    paths that were asked for. `status` is answered to everything while it is set. `login` is
-    "user:password"."""
+    paths that were asked for. `status` is answered to everything while it is set, with `page` if that is set,
+    as another server would. `login` is "user:password"."""
 
     def __init__(self, *, login: str | None = None, certificate: tuple[str, str] | None = None) -> None:
         self.requests: list[str] = []
         self.status: int | None = None
+        self.page: bytes | None = None
         self.login = login
         self._certificate = certificate
         self._schemas: dict[int, dict[str, Any]] = {}
@@ -63,7 +64,7 @@ class FakeRegistry:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 registry.requests.append(self.path)
                 status, document = registry._refusal(self.headers) or answer(body)
-                data = json.dumps(document).encode()
+                data = registry.page or json.dumps(document).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()

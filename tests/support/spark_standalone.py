@@ -19,8 +19,8 @@ from typing import Self
 
 import psutil
 
+from txstream.cli.java import find_java, spark_home
 from txstream.core.errors import ServiceUnavailableError, UsageError
-from txstream.engine.spark.java import find_java, spark_home
 from txstream.plugins.local.embedded.ports import HOST, free_port, require_free
 from txstream.plugins.local.embedded.process import ServerProcess, stop_all
 

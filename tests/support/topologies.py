@@ -6,13 +6,13 @@ from support.bolts import CountByHand, Passing, Split, words_state
 from support.inmemory import MemoryLog, MemorySource
 from txstream.api.bolts import BasicBolt, Committer, DataFrameBolt, OutputCollector, OutputFieldsDeclarer
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.functions import bolt
 from txstream.api.reducers import Count, Max, Sum
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt
+from txstream.bolts.functions import bolt
 from txstream.bolts.sql import SqlStateBolt
 from txstream.core.semantics import Semantics
 

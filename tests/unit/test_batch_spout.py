@@ -13,7 +13,6 @@ import pytest
 from support.inmemory import CONTEXT, attempt
 from support.lists import each
 
-from txstream.api.batch_spouts import BATCH_PARTITION, BatchCollector, BatchSpout, BatchTransaction
 from txstream.api.bolts import OutputCollector
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import OpaqueSpout, PartitionCoordinator, SpoutContext, TransactionalSpout
@@ -27,6 +26,7 @@ from txstream.core.errors import (
     UsageError,
 )
 from txstream.core.transaction import TransactionAttempt, Txid
+from txstream.spouts.batch_spouts import BATCH_PARTITION, BatchCollector, BatchSpout, BatchTransaction
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ def collector() -> BatchCollector:
 def test_rows_and_batches_keep_their_order(
     collector: BatchCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txstream.api.batch_spouts._FLUSH_ROWS", 2)
+    monkeypatch.setattr("txstream.spouts.batch_spouts._FLUSH_ROWS", 2)
     row = [1, "a"]
     collector.emit(row)
     row[0] = 99

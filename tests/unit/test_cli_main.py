@@ -16,12 +16,11 @@ import pytest
 from support.lists import each
 from support.recovering import empty_database
 
-from txstream.cli import run as run_module
+from txstream.cli import java, run as run_module
 from txstream.cli.logs import LibraryLog
 from txstream.cli.main import _flags_last, main, parser
 from txstream.core.errors import BoltError, FencedError, ServiceUnavailableError
 from txstream.engine.loop.report import RunReport
-from txstream.engine.spark import java
 from txstream.plugins.local import embedded
 
 WORD_COUNT = "txstream.examples.word_count:topology"

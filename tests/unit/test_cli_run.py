@@ -20,8 +20,11 @@ from support.lists import each
 import txstream.engine.run
 from txstream.cli.context import Cli
 from txstream.cli.main import main
-from txstream.cli.run import OWNER_VARIABLE, _Signals, _tell, _wait, describe, shown_progress, summary
+from txstream.cli.run import OWNER_VARIABLE, _Signals, _tell, _wait, summary
+from txstream.cli.run_options import KEPT_BY_DEFAULT, RunEnd, kept_ledger
+from txstream.cli.run_progress import describe, shown_progress
 from txstream.core.errors import ServiceUnavailableError, TxstreamError
+from txstream.core.ledger_retention import Keep
 from txstream.core.story import Story
 from txstream.core.transaction import Txid
 from txstream.core.waiting import RunAbortedError
@@ -176,7 +179,7 @@ def test_a_stop_before_the_first_batch_is_no_error() -> None:
 def test_status_of_a_run_that_was_stopped(
     stopped: bool, until: str | None, until_txid: int | None, report: RunReport | None, status: int
 ) -> None:
-    assert _tell(Cli(quiet=True), report, stopped, until, until_txid) == status
+    assert _tell(Cli(quiet=True), report, stopped, RunEnd(until, until_txid)) == status
 
 
 def test_summary_in_one_line() -> None:
@@ -306,5 +309,14 @@ def test_only_the_newest_logs_stay(tmp_path: Path) -> None:
 def test_limits_of_the_ledger_are_checked_before_anything_is_started(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    assert main(["run", "no.such:topology", "--keep-ledger", "7 weeks"]) == 2
+    assert "'7 weeks' is no limit; write --keep-ledger 7d, --keep-ledger 100000" in capsys.readouterr().err
+
+
+def test_the_old_name_of_the_ledgers_limits_still_works_and_warns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert kept_ledger(KEPT_BY_DEFAULT, "36h") == kept_ledger("36h", None) == Keep(36 * 3600, None)
+    assert capsys.readouterr().err.count("is called --keep-ledger now") == 1
     assert main(["run", "no.such:topology", "--keep", "7 weeks"]) == 2
-    assert "'7 weeks' is no limit; write --keep 7d, --keep 100000" in capsys.readouterr().err
+    assert "is called --keep-ledger now" in capsys.readouterr().err
+    assert main(["run", "no.such:topology", "--keep", "7d", "--keep-ledger", "8d"]) == 2
+    assert "give --keep-ledger only" in capsys.readouterr().err

@@ -22,10 +22,10 @@ from support.inmemory import Range
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.coordinator import (
     Advance,
+    BatchPhase,
     Cancel,
     EmitBatch,
     EmitCommit,
-    Phase,
     Plan,
 )
 from txstream.core.errors import CoordinatorError
@@ -204,7 +204,7 @@ def test_only_the_current_txid_commits_and_only_when_processed(semantics: Semant
     coordinator, (first, second, third) = filled(semantics)
     assert coordinator.ack(third) == []
     assert coordinator.ack(second) == []
-    assert coordinator.active[second.txid].phase is Phase.PROCESSED
+    assert coordinator.active[second.txid].phase is BatchPhase.PROCESSED
     commands = coordinator.ack(first)
     assert kinds(commands) == ["EmitCommit"]
     assert only(commands, EmitCommit).attempt == first
@@ -273,7 +273,7 @@ def test_a_transactional_failure_drops_all_later_ones_and_emits_the_stored_plans
     ]
     assert min(emit.attempt.attempt for emit in emits) > third.attempt
     assert coordinator.active[first.txid].attempt == first
-    assert coordinator.active[third.txid].phase is Phase.PROCESSING
+    assert coordinator.active[third.txid].phase is BatchPhase.PROCESSING
 
 
 def test_stored_plans_are_emitted_again_whether_or_not_the_spout_is_ready() -> None:
@@ -319,7 +319,7 @@ def test_an_opaque_replay_may_have_nothing_in_it_and_still_commits() -> None:
 def test_a_failed_commit_is_processed_again_under_a_new_attempt(semantics: Semantics) -> None:
     coordinator, (first, second, third) = filled(semantics)
     coordinator.ack(first)
-    assert coordinator.active[first.txid].phase is Phase.COMMITTING
+    assert coordinator.active[first.txid].phase is BatchPhase.COMMITTING
     commands: Commands = coordinator.fail(first)
     assert commands[:3] == [Cancel(first), Cancel(second), Cancel(third)]
     if semantics is not TRANSACTIONAL:
@@ -341,7 +341,7 @@ def test_a_late_fail_during_the_commit_of_a_newer_attempt_changes_nothing(semant
     for stale in (first, third):
         assert coordinator.fail(stale) == []
         assert coordinator.ack(stale) == []
-    assert coordinator.active[newer.txid].phase is Phase.COMMITTING
+    assert coordinator.active[newer.txid].phase is BatchPhase.COMMITTING
     assert kinds(coordinator.ack(newer)) == ["Advance"]
 
 
@@ -351,7 +351,7 @@ def test_once_its_commit_is_acked_an_attempt_can_no_longer_fail(semantics: Seman
     coordinator.ack(first)
     coordinator.ack(first)
     assert coordinator.fail(first) == []
-    assert coordinator.active[first.txid].phase is Phase.ADVANCING
+    assert coordinator.active[first.txid].phase is BatchPhase.ADVANCING
     coordinator.advanced(Txid(1))
     assert coordinator.fail(first) == []
     assert coordinator.ack(first) == []
@@ -364,7 +364,7 @@ def test_a_failure_of_a_later_batch_leaves_the_advance_of_an_earlier_one_alone(s
     coordinator.ack(first)
     coordinator.ack(first)
     coordinator.fail(second)
-    assert coordinator.active[first.txid].phase is Phase.ADVANCING
+    assert coordinator.active[first.txid].phase is BatchPhase.ADVANCING
     coordinator.advanced(Txid(1))
     assert coordinator.current == 2
 

@@ -10,7 +10,7 @@ import pytest
 from support.lists import each
 
 from txstream.cli.faults import Fault, parse_fault
-from txstream.core.coordinator import Phase
+from txstream.core.coordinator import BatchPhase
 from txstream.core.errors import UsageError
 from txstream.core.fault_points import At, Point
 from txstream.core.transaction import Txid
@@ -42,7 +42,7 @@ def test_a_fault_leaves_a_note_of_where_it_struck(tmp_path: Path, monkeypatch: p
 def test_a_place_in_a_sentence() -> None:
     assert str(At(Point.AFTER_COMMIT, 3)) == "after-commit:3"
     assert At(Point.AFTER_COMMIT, 3).shown == "after commit of txid 3"
-    assert At(Phase.PROCESSING, 2).shown == "processing of txid 2"
+    assert At(BatchPhase.PROCESSING, 2).shown == "processing of txid 2"
 
 
 @each(

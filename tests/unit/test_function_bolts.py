@@ -15,11 +15,11 @@ from support.lists import each
 import txstream
 from txstream.api.bolts import OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.functions import FunctionBolt, bolt
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
+from txstream.bolts.functions import FunctionBolt, bolt
 from txstream.bolts.sql import SqlStateBolt
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.errors import SchemaError, TopologyError, TxstreamError

@@ -16,6 +16,7 @@ from sqlalchemy.exc import ArgumentError
 from support.lists import each
 
 from txstream.cli.parameters import keyword_arguments, spark_settings
+from txstream.cli.secret_flags import off_the_command_line
 from txstream.core.errors import UsageError
 from txstream.engine.spark.java_process import without_secrets
 from txstream.inspect.databases import upgrade_remedy
@@ -24,7 +25,6 @@ from txstream.settings import Settings, to_environment
 from txstream.settings.given_secrets import (
     as_typed,
     is_secret_pair,
-    off_the_command_line,
     with_variables,
     without_secrets as without_passwords,
 )

@@ -20,13 +20,13 @@ from support.zookeeper_backends import IDENTITY
 
 from txstream import inspect
 from txstream.api.schema import parse_schema
-from txstream.cli import administration
 from txstream.cli.main import main
 from txstream.core.errors import ServiceUnavailableError, StateTableError, UsageError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid
 from txstream.inspect.databases import open_databases
 from txstream.inspect.keys import parse_key
+from txstream.plugins.audit import delete_command
 from txstream.settings import Settings
 from txstream.state import Commit, StateDatabase
 from txstream.state.backend import StateBackend
@@ -617,7 +617,7 @@ def test_a_topology_is_not_deleted_by_half_unless_told_so(
         name_databases(rig, [first.url, second.url, "postgresql://me:***@10.0.0.1/other"])
     zookeeper = MemoryZooKeeper()
     zookeeper.run_topology("words", driver=False, uuid=first.uuid)
-    monkeypatch.setattr(administration, "open_zookeeper", zookeeper.opened)
+    monkeypatch.setattr(delete_command, "open_zookeeper", zookeeper.opened)
     where = ["--database", first.url, "--zookeeper", "127.0.0.1:1", "--drop-state"]
     assert main(["delete", "words", *where]) == 1
     err = capsys.readouterr().err

@@ -28,7 +28,7 @@ from txstream.plugins.compare.command import Comparison, _tell
 from txstream.plugins.compare.run import Outcome
 from txstream.plugins.compare.schedule import Fault, Injector
 from txstream.plugins.compare.timeline import Made, Timeline
-from txstream.plugins.notebook.timeline import Fate
+from txstream.plugins.notebook.attempt_chart import Fate
 from txstream.zookeeper import FAILING, ROOT, WAITING, Paths
 from txstream.zookeeper.candidates import candidate_data
 from txstream.zookeeper.notes import Note

@@ -16,7 +16,7 @@ from support.loops import DEADLINE_SECONDS, Run, World, failing_once, stop_when,
 from txstream.api.bolts import OutputCollector
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.tuples import Tuple
-from txstream.core.coordinator import Phase
+from txstream.core.coordinator import BatchPhase
 from txstream.core.errors import (
     BatchFailedError,
     BoltError,
@@ -114,7 +114,7 @@ def test_a_small_batch_gathers_while_the_one_before_is_processed_or_until_its_ti
     jobs_beside: list[int] = []
 
     def on_plan(last: Mapping[str, Range]) -> None:
-        beside = sum(batch.phase is Phase.PROCESSING for batch in run.coordinator.active.values())
+        beside = sum(batch.phase is BatchPhase.PROCESSING for batch in run.coordinator.active.values())
         jobs_beside.append(beside)
         if beside:
             asked_again.set()
@@ -147,7 +147,7 @@ def test_a_small_batch_gathers_until_the_one_before_is_committed(
     limits = {"max_spout_pending": pending}
     run = Run(World(log), until=3, max_batch_records=100, gather_seconds=gather_seconds, options=limits)
     planned = {txid: threading.Event() for txid in (1, 2)}  # the batch after this one
-    open_then: list[set[Phase]] = []
+    open_then: list[set[BatchPhase]] = []
 
     def on_plan(last: Mapping[str, Range]) -> None:
         active = dict(run.coordinator.active)
@@ -171,7 +171,7 @@ def test_a_small_batch_gathers_until_the_one_before_is_committed(
     run.listener = listener
     run.workers.pauses = {60.0: 60.0}
     run.complete()
-    assert gathered is all(phases == {Phase.ADVANCING} for phases in open_then)
+    assert gathered is all(phases == {BatchPhase.ADVANCING} for phases in open_then)
     assert sorted(run.world.table.batches) == [1, 2, 3]
     assert run.world.table.totals() == words(log)
 

@@ -32,6 +32,7 @@ from txstream.core.waits import wait_until
 from txstream.engine.letters.retry_policy import TxidFailures, Verdict, judge
 from txstream.engine.start.run_services import RunServices
 from txstream.settings import Settings
+from txstream.testing import InProcessRunner
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 
@@ -41,7 +42,7 @@ BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 
 def test_a_run_that_was_succeeded_ends_though_it_has_nothing_to_write() -> None:
     run = Run(World(MemoryLog({})), until=None).start()
-    services: Any = RunServices(run.topology, Settings())
+    services: Any = RunServices(run.topology, Settings(), runner_factory=InProcessRunner)
     services.workers = run.workers
     services._store = run.store
     services._leadership = SimpleNamespace(held=False, acquire=lambda **_: run.driver.abort())

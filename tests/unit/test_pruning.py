@@ -171,7 +171,8 @@ def test_limits_that_cannot_be(text: str, why: str | None) -> None:
     if why is None:
         assert Keep.parse(text).batches == 7
         return
-    with pytest.raises(UsageError, match=rf"{why}.*--keep 7d, --keep 100000, --keep 7d,100000 or --keep all"):
+    shown = "--keep-ledger 7d, --keep-ledger 100000, --keep-ledger 7d,100000 or --keep-ledger all"
+    with pytest.raises(UsageError, match=f"{why}.*{shown}"):
         Settings(ledger_keep=text)
 
 
@@ -262,9 +263,8 @@ class TestStopping:
         committed(rig, 5)
         pruner(rig, "2", day(9)).prune()
         assert main(["show", "words", "3", "--database", url]) == 1
-        assert (
-            "has no txid 3; it was pruned (`--keep`): the ledger begins at txid 4" in capsys.readouterr().err
-        )
+        pruned = "has no txid 3; it was pruned (`--keep-ledger`): the ledger begins at txid 4"
+        assert pruned in capsys.readouterr().err
         assert main(["show", "words", "9", "--database", url]) == 1
         assert "has no txid 9; it has txid 4 to 5" in capsys.readouterr().err
         assert main(["batches", "words", "--database", url]) == 0

@@ -65,7 +65,7 @@ def test_the_wheel_that_is_built_from_the_sdist_is_complete_and_its_metadata_pas
 
 def test_the_versions_of_python_are_those_that_the_package_names() -> None:
     assert other_pythons.supported()[0] == "3.11"
-    assert all((ROOT / "tests" / "unit" / f"test_{name}.py").is_file() for name in other_pythons.TESTS)
+    assert all((ROOT / "tests" / f"{name}.py").is_file() for name in other_pythons.TESTS)
     assert "tools/other_pythons.py" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 

@@ -63,7 +63,7 @@ def flags(command: Any, path: str = "") -> list[tuple[tuple[str, ...], str, Any,
     found = [
         (tuple(sorted(one.opts)), path, one.default, one.required)
         for one in command.params
-        if one.param_type_name == "option"
+        if one.param_type_name == "option" and not one.hidden
     ]
     for name, below in getattr(command, "commands", {}).items():
         found += flags(below, f"{path} {name}".strip())

@@ -16,7 +16,7 @@ from support.upgrading import ROWS, counts, storing
 
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.cli.context import Cli
-from txstream.cli.run import shown_progress
+from txstream.cli.run_progress import shown_progress
 from txstream.core.errors import (
     CorruptStateError,
     IdentityMismatchError,

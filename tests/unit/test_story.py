@@ -17,7 +17,7 @@ from support.loops import DEADLINE_SECONDS, Run, World
 import txstream.engine.run
 from txstream.cli import run as run_module
 from txstream.cli.main import main
-from txstream.core.coordinator import Coordinator, Phase, Plan
+from txstream.core.coordinator import BatchPhase, Coordinator, Plan
 from txstream.core.errors import BatchFailedError, BoltError, CoordinatorError
 from txstream.core.story import LONGEST_STORY, Story
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
@@ -40,18 +40,24 @@ def test_a_batch_leaves_its_events_and_commands() -> None:
     coordinator.ack(attempt)
     coordinator.fail(attempt, "BoltError")
     assert told(coordinator, 1) == [
-        "command  Plan txid 1",
+        "command  Plan txid 1, after sync",
         "event    planned txid 1",
-        "command  Persist txid 1",
+        "command  Persist txid 1, after planned txid 1",
         "event    persisted txid 1",
-        "command  EmitBatch txid 1 attempt 1.1",
+        "command  EmitBatch txid 1 attempt 1.1, after persisted txid 1",
         "event    ack txid 1 attempt 1.1",
-        "command  EmitCommit txid 1 attempt 1.1",
+        "command  EmitCommit txid 1 attempt 1.1, after ack txid 1 attempt 1.1",
         "event    fail txid 1 attempt 1.1: BoltError",
-        "command  Cancel txid 1 attempt 1.1",
-        "command  EmitBatch txid 1 attempt 1.2",
+        "command  Cancel txid 1 attempt 1.1, after fail txid 1 attempt 1.1",
+        "command  EmitBatch txid 1 attempt 1.2, after fail txid 1 attempt 1.1",
     ]
     assert told(coordinator, 2) == []
+
+
+def test_a_batch_tells_which_other_batch_had_it_cancelled() -> None:
+    coordinator, (first, second) = filled(TRANSACTIONAL, pending=2)
+    coordinator.fail(first, "BoltError")
+    assert f"command  Cancel {second}, after fail {first}" in told(coordinator, second.txid)
 
 
 def test_a_story_has_times_by_the_loops_clock_and_an_end() -> None:
@@ -97,12 +103,12 @@ def too_many(coordinator: Coordinator[Any]) -> None:
 
 
 def commits_early(coordinator: Coordinator[Any]) -> None:
-    coordinator.active[Txid(2)].phase = Phase.COMMITTING
+    coordinator.active[Txid(2)].phase = BatchPhase.COMMITTING
 
 
 def commits_two(coordinator: Coordinator[Any]) -> None:
     for batch in coordinator.active.values():
-        batch.phase = Phase.ADVANCING
+        batch.phase = BatchPhase.ADVANCING
 
 
 def one_attempt_twice(coordinator: Coordinator[Any]) -> None:

@@ -104,10 +104,9 @@ VALUE_RULES = (
         "5.1",
         "a row whose value returns to zero stays",
         sources.WRITER,
-        "            if written != chunk.num_rows:\n",
+        "            self._prove(connection, attempt, chunk, written)\n",
         "            value = self._table.c[self.spec.state.value_names[0]]\n"
-        "            connection.execute(delete(self._table).where(value == 0))\n"
-        "            if written != chunk.num_rows:\n",
+        "            connection.execute(delete(self._table).where(value == 0))\n",
         proofs.SQLITE_KEEPS.format("values"),
         promise="opaque-rules",
     ),

@@ -19,9 +19,9 @@ import typer
 
 from txstream.cli import administration, dead_letters, describe, inspection, operate, run
 from txstream.cli.context import print_error
+from txstream.cli.secret_flags import off_the_command_line
 from txstream.core.entry_points import COMMANDS, load, names
 from txstream.core.errors import TxstreamError
-from txstream.settings.given_secrets import off_the_command_line
 
 _USAGE_STATUS = 2
 _INTERRUPTED_STATUS = 130

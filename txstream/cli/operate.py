@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from txstream.cli.asking import NotRunningError, ask
 from txstream.cli.context import Cli
 from txstream.cli.databases import UnknownTopologyError, open_zookeeper
 from txstream.cli.inspection import shown_time
@@ -16,7 +17,6 @@ from txstream.cli.options import Id, command
 from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.core.waits import wait_until
 from txstream.core.wording import counted
-from txstream.zookeeper.asking import NotRunningError, ask
 
 if TYPE_CHECKING:
     from txstream.zookeeper import ZooKeeper

@@ -2,24 +2,19 @@
 
 Invariants: only this command handles signals for a run. The first SIGINT, SIGTERM or SIGHUP ends the run
 between two batches, the second ends it at once, the third ends the process.
-
-How far a run is goes to standard error: a bar on a terminal, otherwise a line now and then.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
@@ -27,12 +22,34 @@ from txstream.cli.code import remember_code
 from txstream.cli.context import Cli, print_error
 from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
 from txstream.cli.logs import JsonLines, library_log, write_as_json
-from txstream.cli.options import Factory, FactoryArguments, PyFiles, SparkConf, check_id, command
+from txstream.cli.options import Factory, FactoryArguments, PyFiles, SparkConf, command
 from txstream.cli.packaging import holds_framework
 from txstream.cli.parameters import spark_settings
+from txstream.cli.run_options import (
+    KEPT_BY_DEFAULT,
+    KeepLedger,
+    LogFormat,
+    MessageTimeout,
+    Metrics,
+    MetricsPartitions,
+    MostDeadLetters,
+    NoWait,
+    OldKeepLedger,
+    OtherId,
+    ResidentTasks,
+    RunEnd,
+    SessionTimeout,
+    Standby,
+    Until,
+    UntilTxid,
+    existing_files,
+    is_json,
+    kept_ledger,
+    with_options,
+)
+from txstream.cli.run_progress import Show, shown_progress
 from txstream.core.entry_points import EXPORTERS, load
 from txstream.core.errors import TxstreamError, UsageError
-from txstream.core.ledger_retention import Keep
 from txstream.core.transaction import Txid, about
 from txstream.core.wording import counted
 from txstream.engine.loop.report import shown_reasons
@@ -41,7 +58,7 @@ from txstream.engine.spark.log import prune_logs, spark_log
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
     from txstream.engine.loop.open_batches import Watcher
-    from txstream.engine.loop.report import RunProgress, RunReport
+    from txstream.engine.loop.report import RunReport
     from txstream.engine.run import RunningTopology
     from txstream.settings import Settings
 
@@ -49,7 +66,8 @@ if TYPE_CHECKING:
 OWNER_VARIABLE = "TXSTREAM_OWNER_PID"
 
 _TICK_SECONDS = 0.2
-_CAUGHT_UP = "caught-up"
+
+Exporter = Callable[["Topology", str, int], "contextlib.AbstractContextManager[tuple[Watcher, str]]"]
 
 
 def register(app: typer.Typer) -> None:
@@ -60,196 +78,93 @@ def run(
     cli: Cli,
     target: Factory,
     parameter: FactoryArguments = None,
-    topology_id: Annotated[
-        str | None,
-        typer.Option("--id", metavar="ID", help="Run it under another topology id.", callback=check_id),
-    ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option("--until", metavar=_CAUGHT_UP, help="End when the log's end as of now is committed."),
-    ] = None,
-    until_txid: Annotated[
-        int | None, typer.Option("--until-txid", metavar="N", help="End when txid N is committed.")
-    ] = None,
-    no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Fail, instead of standing by, when it runs elsewhere.")
-    ] = False,
-    standby: Annotated[
-        str | None,
-        typer.Option(
-            "--standby",
-            metavar="cold|warm",
-            help="What is ready while another driver leads: nothing, or all that a batch needs "
-            "[env: TXSTREAM_STANDBY]",
-        ),
-    ] = None,
+    topology_id: OtherId = None,
+    until: Until = None,
+    until_txid: UntilTxid = None,
+    no_wait: NoWait = False,
+    standby: Standby = None,
     py_files: PyFiles = None,
     spark_conf: SparkConf = None,
-    session_timeout: Annotated[
-        float,
-        typer.Option(
-            "--session-timeout", metavar="SECONDS", help="How soon a standby may succeed a driver that died."
-        ),
-    ] = 10.0,
-    message_timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--message-timeout",
-            metavar="SECONDS",
-            help="How long an attempt of a batch may take.  [default: the topology's]",
-        ),
-    ] = None,
-    dead_letters: Annotated[
-        int | None,
-        typer.Option(
-            "--dead-letters",
-            metavar="N",
-            help="Keep up to N records of a batch that fail by themselves, and go on.  "
-            "[default: the topology's]",
-        ),
-    ] = None,
-    resident_tasks: Annotated[
-        str | None,
-        typer.Option(
-            "--resident-tasks",
-            metavar="N|auto",
-            help="How many Spark tasks stay for small batches.  [default: the topology's]",
-        ),
-    ] = None,
-    keep: Annotated[
-        str,
-        typer.Option(
-            "--keep",
-            metavar="LIMITS",
-            help="How long the ledger keeps batches: an age (s, m, h, d), a number, both, or all.",
-        ),
-    ] = str(Keep()),
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            "--metrics",
-            metavar="[HOST:]PORT",
-            help="Serve metrics for Prometheus there; without HOST only for this machine.",
-        ),
-    ] = None,
-    metrics_partitions: Annotated[
-        int,
-        typer.Option(
-            "--metrics-partitions",
-            metavar="N",
-            min=0,
-            help="Show the lag of a topic with more partitions as one sum.",
-        ),
-    ] = 100,
-    log_format: Annotated[
-        str,
-        typer.Option(
-            "--log-format",
-            metavar="text|json",
-            help="How lines on standard error are written: sentences, or one JSON object a line.",
-        ),
-    ] = "text",
+    session_timeout: SessionTimeout = 10.0,
+    message_timeout: MessageTimeout = None,
+    dead_letters: MostDeadLetters = None,
+    resident_tasks: ResidentTasks = None,
+    keep_ledger: KeepLedger = KEPT_BY_DEFAULT,
+    keep: OldKeepLedger = None,
+    metrics: Metrics = None,
+    metrics_partitions: MetricsPartitions = 100,
+    log_format: LogFormat = "text",
 ) -> int:
     """Run a topology until it is stopped. With --until or --until-txid it ends when that is done."""
-    _check_end(until, until_txid)
-    if log_format not in ("text", "json"):
-        raise UsageError(f"--log-format takes text or json, not {log_format!r}")
-    kept = Keep.parse(keep)
+    end = RunEnd(until, until_txid)
+    as_json_lines = is_json(log_format)
+    kept = kept_ledger(keep_ledger, keep)
     conf = spark_settings(spark_conf or [])
     files = existing_files(py_files or [])
     topology = load_topology(target, parameter or [])
     if topology_id is not None:
         topology = topology.with_id(topology_id)
-    if message_timeout is not None:
-        topology = _with_timeout(topology, message_timeout)
-    if dead_letters is not None:
-        topology = _with_dead_letters(topology, dead_letters)
-    if log_format == "json":
+    if as_json_lines:
         cli.as_json_lines = JsonLines(topology.id)
         write_as_json(cli.as_json_lines)
-    if resident_tasks is not None:
-        topology = _with_residents(topology, resident_tasks)
-    cli.settings = replace(cli.settings, standby=standby or None)
-    settings = cli.resolve()
-    settings.require_zookeeper()
-    from txstream.engine.spark.java import find_java
-
-    find_java()
-    settings.make_data_dir()
+    topology = with_options(
+        topology,
+        message_timeout_seconds=message_timeout,
+        most_dead_letters=dead_letters,
+        resident_tasks=resident_tasks,
+    )
+    settings = replace(
+        _resolved(cli, standby),
+        session_timeout_seconds=session_timeout,
+        spark_conf=conf,
+        package=next((file for file in files if holds_framework(Path(file))), None),
+        spark_log=spark_log(cli.log_dir, topology.id),
+        ledger_keep=kept,
+    )
     remember_code(settings, topology.id, target, parameter or [])
-    log_file = spark_log(cli.log_dir, topology.id)
-    with shipped_module(target) as modules:
-        settings = replace(
-            settings,
-            session_timeout_seconds=session_timeout,
-            spark_conf=conf,
-            py_files=(*files, *modules),
-            package=next((file for file in files if holds_framework(Path(file))), None),
-            spark_log=log_file,
-            ledger_keep=kept,
-        )
-        prune_logs(cli.log_dir)
-        if settings.uses_default_database:
-            cli.say(f"database: {settings.default_database_file}")
-        try:
-            with (
-                user_code_prints_to_stderr(),
-                _watched(cli, topology, metrics, metrics_partitions) as watchers,
-            ):
-                report, stopped = _run(cli, topology, settings, until, until_txid, watchers, wait=not no_wait)
-        except TxstreamError:
-            _name_logs([log_file, library_log(cli)])
-            raise
-    return _tell(cli, report, stopped, until, until_txid)
+    prune_logs(cli.log_dir)
+    with (
+        shipped_module(target) as modules,
+        _logs_named(cli, settings),
+        user_code_prints_to_stderr(),
+        _watched(cli, topology, metrics, metrics_partitions) as watchers,
+    ):
+        settings = replace(settings, py_files=(*files, *modules))
+        report, stopped = _run(cli, topology, settings, end, watchers, wait=not no_wait)
+    return _tell(cli, report, stopped, end)
 
 
 # --- before ------------------------------------------------------------------------------------------------
 
 
-def _check_end(until: str | None, until_txid: int | None) -> None:
-    if until not in (None, _CAUGHT_UP):
-        raise UsageError(f"--until takes {_CAUGHT_UP!r}, not {until!r}; for a txid there is --until-txid N")
-    if until is not None and until_txid is not None:
-        raise UsageError("give --until caught-up or --until-txid N, not both")
-    if until_txid is not None and until_txid < 1:
-        raise UsageError(f"--until-txid is {until_txid}; txids begin at 1")
+def _resolved(cli: Cli, standby: str | None) -> Settings:
+    """Return the settings, once what no run can do without is there: ZooKeeper's address, Java, a folder."""
+    from txstream.cli.java import find_java
+
+    cli.settings = replace(cli.settings, standby=standby or None)
+    settings = cli.resolve()
+    settings.require_zookeeper()
+    find_java()
+    settings.make_data_dir()
+    if settings.uses_default_database:
+        cli.say(f"database: {settings.default_database_file}")
+    return settings
 
 
-def existing_files(files: Sequence[Path]) -> tuple[str, ...]:
-    """Return the full paths of --py-files. Raises UsageError for a file that Spark cannot take."""
-    for file in files:
-        if not file.is_file():
-            raise UsageError(f"--py-files {file}: there is no such file")
-        if file.suffix not in (".py", ".zip", ".egg"):
-            raise UsageError(
-                f"--py-files {file}: Spark takes .py and .zip files; `txstream package` makes a zip"
-            )
-    return tuple(str(file.resolve()) for file in files)
-
-
-def _with_timeout(topology: Topology, seconds: float) -> Topology:
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"--message-timeout is {seconds:g}; it must be a positive number of seconds")
-    return replace(topology, message_timeout_seconds=seconds)
-
-
-def _with_dead_letters(topology: Topology, most: int) -> Topology:
-    from txstream.api.builder import check_dead_letters
-    from txstream.api.topology import BATCHES
-    from txstream.core.dead_letters import DeadLetters
-
-    if most < 1:
-        raise UsageError(f"--dead-letters is {most}; it must be a number above 0")
-    if topology.tier != BATCHES:
-        raise UsageError(f"topology {topology.id!r} is of tracked tuples, which have no --dead-letters")
-    wanted = replace(topology.dead_letters or DeadLetters(), max_per_batch=most)
-    return replace(topology, dead_letters=check_dead_letters(wanted, topology.semantics))
-
-
-def _with_residents(topology: Topology, tasks: str) -> Topology:
-    if tasks != "auto" and not tasks.isdecimal():
-        raise UsageError(f"--resident-tasks is {tasks!r}; it must be a whole number, or auto")
-    return replace(topology, resident_tasks=None if tasks == "auto" else int(tasks))
+@contextlib.contextmanager
+def _logs_named(cli: Cli, settings: Settings) -> Iterator[None]:
+    """Name the logs that have something in them, if the block raises a TxstreamError."""
+    try:
+        yield
+    except TxstreamError:
+        found = [
+            str(path)
+            for path in (settings.spark_log, library_log(cli))
+            if path is not None and path.exists() and path.stat().st_size
+        ]
+        if found:
+            print_error(f"logs: {', '.join(found)}")
+        raise
 
 
 # --- meanwhile ---------------------------------------------------------------------------------------------
@@ -259,8 +174,7 @@ def _run(
     cli: Cli,
     topology: Topology,
     settings: Settings,
-    until: str | None,
-    until_txid: int | None,
+    end: RunEnd,
     watchers: Sequence[Watcher],
     *,
     wait: bool,
@@ -272,8 +186,8 @@ def _run(
     running = start(
         topology,
         settings=settings,
-        until=until,
-        until_txid=until_txid,
+        until=end.until,
+        until_txid=end.until_txid,
         wait_for_leadership=wait,
         listener=from_environment(),
         watchers=watchers,
@@ -371,19 +285,17 @@ class _Signals:
 # --- after -------------------------------------------------------------------------------------------------
 
 
-def _tell(
-    cli: Cli, report: RunReport | None, stopped: bool, until: str | None, until_txid: int | None
-) -> int:
+def _tell(cli: Cli, report: RunReport | None, stopped: bool, end: RunEnd) -> int:
     if report is None:
         cli.say("stopped before its first batch; nothing was done")
-        return 0 if until is None and until_txid is None else 1
+        return 0 if end.is_reached(report) else 1
     if cli.as_json:
         cli.print_json(report.to_document())
     else:
         cli.print(summary(report))
     if not stopped and report.stopped_by is None:
         return 0
-    done = report.caught_up if until else until_txid is None or report.last_txid >= until_txid
+    done = end.is_reached(report)
     if not done:
         with about(Txid(report.last_txid) or None):
             print_error(
@@ -404,98 +316,3 @@ def summary(report: RunReport) -> str:
         else []
     )
     return "\n  ".join([report.in_words(), *dead, *shown_reasons(report.failure_reasons)])
-
-
-def _name_logs(paths: Sequence[Path]) -> None:
-    found = [str(path) for path in paths if path.exists() and path.stat().st_size]
-    if found:
-        print_error(f"logs: {', '.join(found)}")
-
-
-Show = Callable[["RunProgress"], None]
-Exporter = Callable[["Topology", str, int], "contextlib.AbstractContextManager[tuple[Watcher, str]]"]
-
-_LINE_SECONDS = 10.0
-_FIRST_LINE_SECONDS = 3.0
-
-
-@contextlib.contextmanager
-def shown_progress(cli: Cli, clock: Callable[[], float] = time.monotonic) -> Iterator[Show]:
-    """Yield a function that shows a snapshot, for use inside the block. `clock` is in seconds."""
-    if cli.quiet:
-        yield lambda _: None
-    elif sys.stderr.isatty() and cli.as_json_lines is None:
-        with _bar(cli) as show:
-            yield show
-    else:
-        yield _Lines(clock)
-
-
-class _Lines:
-    """Prints a line every ten seconds. The first comes sooner, so that a start that hangs says what it waits
-    for. A line is not repeated."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._next = clock() + _FIRST_LINE_SECONDS
-        self._said = ""
-
-    def __call__(self, progress: RunProgress) -> None:
-        if self._clock() < self._next:
-            return
-        self._next = self._clock() + _LINE_SECONDS
-        line = f"{progress.topology}: {describe(progress)}"
-        if line != self._said:
-            self._said = line
-            with about(Txid(progress.committed_txid) or None):
-                print_error(line)
-
-
-def describe(progress: RunProgress) -> str:
-    """Describe a snapshot in a few words."""
-    trees = progress.trees
-    if trees is not None:
-        words = [counted(progress.records, "tuple"), f"{counted(trees.open, 'tree')} open"]
-        words += [f"{trees.acked:,} acked", f"{trees.failed:,} failed or timed out"]
-        return ", ".join(words if progress.waiting_for is None else [*words, progress.waiting_for])
-    if progress.waiting_for and not progress.active:
-        return progress.waiting_for
-    words = [f"txid {progress.committed_txid:,} committed"]
-    if progress.active:
-        words.append(f"{len(progress.active)} open")
-    words.append(counted(progress.records, "record"))
-    if progress.lag_records is not None:
-        words.append(f"{progress.lag_records:,} to go")
-    if progress.failed_attempts:
-        words.append(counted(progress.failed_attempts, "failed attempt"))
-    if progress.dead_letters:
-        words.append(counted(progress.dead_letters, "dead letter"))
-    if progress.waiting_for:
-        words.append(f"waiting for {progress.waiting_for}")
-    return ", ".join(words)
-
-
-@contextlib.contextmanager
-def _bar(cli: Cli) -> Iterator[Show]:
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (
-        SpinnerColumn(),
-        BarColumn(bar_width=20),
-        TextColumn("{task.description}", markup=False),
-        TimeElapsedColumn(),
-    )
-    # transient: only the report stays on the screen.
-    with Progress(*columns, console=cli.error_console(), transient=True, refresh_per_second=5) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def show(progress: RunProgress) -> None:
-            total = None if progress.lag_records is None else progress.records + progress.lag_records
-            bar.update(
-                task,
-                description=describe(progress),
-                completed=progress.records,
-                total=total or None,
-            )
-
-        yield show

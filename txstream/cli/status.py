@@ -340,8 +340,13 @@ def _print(cli: Cli, topology_id: str, leader: str | None, assignment: Assignmen
         ["component", ">task", "?>slot", "?worker", "?host", ">seconds", ">tuples"],
         [
             [
-                *(place.component, place.task, place.slot, place.worker, place.host),
-                *(f"{place.seconds:.3f}", place.tuples),
+                place.component,
+                place.task,
+                place.slot,
+                place.worker,
+                place.host,
+                f"{place.seconds:.3f}",
+                place.tuples,
             ]
             for place in assignment.in_order()
         ],

@@ -44,7 +44,7 @@ T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class Phase(StrEnum):
+class BatchPhase(StrEnum):
     """The phase that an active txid is in."""
 
     PROCESSING = "processing"
@@ -184,7 +184,7 @@ class ActiveBatch:
     """One active txid: its present attempt and phase."""
 
     attempt: TransactionAttempt
-    phase: Phase
+    phase: BatchPhase
 
 
 def _event(method: Method) -> Method:
@@ -200,7 +200,7 @@ def _event(method: Method) -> Method:
             raise
         if isinstance(answer, list):
             for command in answer:
-                self.story.add(type(command).__name__, *_subject(command), is_command=True)
+                self.story.answer(type(command).__name__, *_subject(command))
         return answer
 
     return cast("Method", answered)
@@ -301,7 +301,7 @@ class Coordinator(Generic[Meta]):
     def may_leave_out(self, attempt: TransactionAttempt) -> bool:
         """Return whether the attempt may still come to leave out records of its batch."""
         batch = self._find(attempt)
-        if batch is None or batch.phase is not Phase.PROCESSING:
+        if batch is None or batch.phase is not BatchPhase.PROCESSING:
             return False
         return not self._is_transactional or attempt.txid not in self._asked
 
@@ -353,7 +353,7 @@ class Coordinator(Generic[Meta]):
 
     @property
     def _committing_txids(self) -> list[Txid]:
-        ending = (Phase.COMMITTING, Phase.ADVANCING)
+        ending = (BatchPhase.COMMITTING, BatchPhase.ADVANCING)
         return [txid for txid, batch in self.active.items() if batch.phase in ending]
 
     def _before(self, txid: Txid) -> BatchMetas[Meta]:
@@ -365,6 +365,7 @@ class Coordinator(Generic[Meta]):
     @_event
     def sync(self) -> list[Command[Meta]]:
         """Return commands for all that can start now. Call it at the start; every event ends in it."""
+        self.story.add("sync")
         return self._sync()
 
     def _sync(self) -> list[Command[Meta]]:
@@ -383,8 +384,8 @@ class Coordinator(Generic[Meta]):
             if not self._metas[txid].partitions:
                 break
         head = self.active.get(self.current)
-        if head is not None and head.phase is Phase.PROCESSED and self.current not in self._amending:
-            head.phase = Phase.COMMITTING
+        if head is not None and head.phase is BatchPhase.PROCESSED and self.current not in self._amending:
+            head.phase = BatchPhase.COMMITTING
             asked_before = self.current in self._asked
             self._asked[self.current] = None if asked_before else head.attempt.attempt
             commands.append(EmitCommit(head.attempt, self._metas[self.current]))
@@ -496,11 +497,11 @@ class Coordinator(Generic[Meta]):
         batch = self._find(attempt)
         if batch is None:
             return []
-        if batch.phase is Phase.PROCESSING:
-            batch.phase = Phase.PROCESSED
+        if batch.phase is BatchPhase.PROCESSING:
+            batch.phase = BatchPhase.PROCESSED
             return self._sync()
-        if batch.phase is Phase.COMMITTING:
-            batch.phase = Phase.ADVANCING
+        if batch.phase is BatchPhase.COMMITTING:
+            batch.phase = BatchPhase.ADVANCING
             metas = self._metas[attempt.txid]
             return [Advance(attempt.txid, attempt.attempt, metas, store=not self._is_transactional)]
         raise CoordinatorError(f"{attempt} was acked while {batch.phase}")
@@ -516,7 +517,7 @@ class Coordinator(Generic[Meta]):
         """The attempt failed: it and all later active ones are replayed. `why` is for the story."""
         self.story.add("fail", attempt.txid, attempt.attempt, why=why)
         batch = self._find(attempt)
-        if batch is None or batch.phase is Phase.ADVANCING:
+        if batch is None or batch.phase is BatchPhase.ADVANCING:
             return []
         dropped = [txid for txid in self.active if txid >= attempt.txid]
         commands: list[Command[Meta]] = [Cancel(self.active.pop(txid).attempt) for txid in sorted(dropped)]
@@ -533,7 +534,7 @@ class Coordinator(Generic[Meta]):
         """The commit of `txid` is stored: the next commit may begin."""
         self.story.add("advanced", txid)
         batch = self.active.get(txid)
-        if txid != self.current or batch is None or batch.phase is not Phase.ADVANCING:
+        if txid != self.current or batch is None or batch.phase is not BatchPhase.ADVANCING:
             raise CoordinatorError(f"txid {txid} was advanced, but txid {self.current} is current")
         del self.active[txid]
         self._replays.discard(txid)
@@ -551,7 +552,7 @@ class Coordinator(Generic[Meta]):
 
     def _emit(self, txid: Txid) -> Command[Meta]:
         attempt = TransactionAttempt(txid, self._next_attempt())
-        self.active[txid] = ActiveBatch(attempt, Phase.PROCESSING)
+        self.active[txid] = ActiveBatch(attempt, BatchPhase.PROCESSING)
         return EmitBatch(attempt, self._metas[txid], stored=txid in self._fixed)
 
     def _plan(self, txid: Txid) -> list[Command[Meta]]:

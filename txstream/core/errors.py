@@ -184,8 +184,3 @@ class CoordinatorError(TxstreamError):
     """An event reached the coordinator in an order that its rules do not allow."""
 
     shows_story: ClassVar[bool] = True
-
-
-class CrashError(BaseException):
-    """Stands for the death of the process where a crash is simulated. Everything else that user code raises
-    is a failure of that code, even SystemExit: any library may call `sys.exit`."""

@@ -12,8 +12,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from txstream.core.coordinator import Phase
+from txstream.core.coordinator import BatchPhase
 from txstream.core.transaction import Txid
+
+
+class CrashError(BaseException):
+    """Stands for the death of the process where a crash is simulated. Everything else that user code raises
+    is a failure of that code, even SystemExit: any library may call `sys.exit`."""
 
 
 class Point(StrEnum):
@@ -45,7 +50,7 @@ WRITE_POINTS = (Point.INSIDE_BEGIN, Point.AFTER_BEGIN, Point.BEFORE_WRITE, Point
 class At:
     """Where a fault happens: a point of a txid, or a phase of its attempts, written `after-commit:3`."""
 
-    point: Point | Phase
+    point: Point | BatchPhase
     txid: int
 
     def __str__(self) -> str:

@@ -13,7 +13,9 @@ from txstream.core.errors import UsageError
 _DAY = 24 * 3600.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": _DAY}
 _LIMIT = re.compile(r"(\d+)([smhd]?)")
-_EXAMPLES = "--keep 7d, --keep 100000, --keep 7d,100000 or --keep all (units: s, m, h, d)"
+_EXAMPLES = (
+    "--keep-ledger 7d, --keep-ledger 100000, --keep-ledger 7d,100000 or --keep-ledger all (units: s, m, h, d)"
+)
 
 
 @dataclass(frozen=True, slots=True)

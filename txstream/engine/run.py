@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from txstream.api.topology import BATCHES, Topology
 from txstream.core.entry_points import TIERS, WATCHERS, every, load
-from txstream.core.errors import BoltError, CorruptStateError, CrashError, TxstreamError, UsageError
-from txstream.core.fault_points import PointListener, nobody_listens
+from txstream.core.errors import BoltError, CorruptStateError, TxstreamError, UsageError
+from txstream.core.fault_points import CrashError, PointListener, nobody_listens
 from txstream.core.tabular import html_table
 from txstream.core.waiting import RunAbortedError, WaitStoppedError
 from txstream.core.wording import counted

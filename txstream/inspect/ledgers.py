@@ -174,7 +174,7 @@ def no_such_txid(topology_id: str, txid: int, databases: Sequence[StateBackend])
     txids = [min(oldest), max(newest)] if oldest and newest else []
     there = f"it has txid {txids[0]} to {txids[-1]}" if txids else "it has none yet"
     if txids and 0 < txid < txids[0]:
-        there = f"it was pruned (`--keep`): the ledger begins at txid {txids[0]}"
+        there = f"it was pruned (`--keep-ledger`): the ledger begins at txid {txids[0]}"
     return UnknownTxidError(f"the ledger of topology {topology_id!r} has no txid {txid}; {there}")
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from txstream.core.entry_points import VIEWS, load
 from txstream.core.failing_batch import FailingBatch, Wait
 from txstream.core.semantics import Semantics
-from txstream.core.tabular import Tabular
 from txstream.core.transaction import AttemptId, Epoch, Txid
+from txstream.inspect.tabular import Tabular
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -255,8 +255,15 @@ class Batches(Tabular, list[Batch]):
         names += ["planned_at", "committed_at", "error"]
         rows: list[Sequence[object]] = [
             (
-                *(one.txid, one.status, one.first.tuples, one.keys, one.dead_letters, one.first.lag_records),
-                *(one.first.planned_at, one.first.committed_at, one.first.error),
+                one.txid,
+                one.status,
+                one.first.tuples,
+                one.keys,
+                one.dead_letters,
+                one.first.lag_records,
+                one.first.planned_at,
+                one.first.committed_at,
+                one.first.error,
             )
             for one in self
         ]

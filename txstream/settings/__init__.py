@@ -24,12 +24,10 @@ from txstream.settings.zookeeper_access import ZooKeeperAccess
 DATA_DIR = ".txstream"
 SETTINGS_FILE = "txstream.toml"
 COLD, WARM = "cold", "warm"
-_STRINGS = (
-    *("zookeeper", "kafka", "database", "master", "standby", "database_file"),
-    *("zookeeper_auth", "zookeeper_user", "zookeeper_password_file"),
-    *("zookeeper_tls_ca", "zookeeper_tls_certificate", "zookeeper_tls_key"),
-    *("schema_registry", "schema_registry_ca"),
-)
+_SERVICES = ("zookeeper", "kafka", "database", "master", "standby", "database_file")
+_ZOOKEEPER = ("auth", "user", "password_file", "tls_ca", "tls_certificate", "tls_key")
+_REGISTRY = ("schema_registry", "schema_registry_ca")
+_STRINGS = (*_SERVICES, *(f"zookeeper_{name}" for name in _ZOOKEEPER), *_REGISTRY)
 _LISTS = ("state_databases",)
 _URLS = ("database", "schema_registry")
 # In no file of settings and on no command line.

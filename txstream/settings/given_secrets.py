@@ -1,16 +1,11 @@
-"""Secrets that a user gives: none stays on a command line, and `${NAME}` in a text is a variable of the
-environment.
-
-All users of a machine can read the command lines of its processes (`ps`, `/proc/*/cmdline`). A process's
-environment is for its own user alone.
-"""
+"""Secrets that a user gives: none is shown, and `${NAME}` in a text is a variable of the environment."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from urllib.parse import quote, unquote, unquote_plus
 
 from txstream.core.errors import UsageError
@@ -28,10 +23,7 @@ _IN_URL = re.compile(
 _NAME = re.compile(
     r"(password|passwd|passphrase|secret|token|credentials?|(access|secret|api)[._-]?key)$", re.IGNORECASE
 )
-_PLACEHOLDER = "${PASSWORD}"
-# The flags whose values may have a secret in them, and in which `${NAME}` is filled in.
-_URLS = {"--database", "--state-database", "--schema-registry"}
-_PAIRS = {"-p", "--parameter", "--spark-conf"}
+PLACEHOLDER = "${PASSWORD}"
 
 
 def with_variables(text: str, where: str) -> str:
@@ -57,7 +49,7 @@ def with_variables(text: str, where: str) -> str:
 
 def without_secrets(text: str) -> str:
     """Return a text with `${PASSWORD}` in place of each password in a URL and each secret in its options."""
-    return _replaced(text, lambda _: _PLACEHOLDER)
+    return _replaced(text, lambda _: PLACEHOLDER)
 
 
 def as_typed(url: str) -> str:
@@ -67,46 +59,11 @@ def as_typed(url: str) -> str:
 
 def is_secret_pair(pair: str) -> bool:
     """Whether NAME=VALUE has a password in a URL, or a name that says that the value is a secret."""
-    return _without(pair, lambda _: _PLACEHOLDER, is_pair=True) != pair
+    return without_secret(pair, lambda _: PLACEHOLDER, is_pair=True) != pair
 
 
-def off_the_command_line(arguments: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
-    """Return a command's arguments with a variable in place of each secret that a flag was given; the
-    variables; and for each such flag what would better have been typed."""
-    variables: dict[str, str] = {}
-
-    def variable(secret: str) -> str:
-        name = f"TXSTREAM_SECRET_{len(variables) + 1}"
-        variables[name] = secret
-        return f"${{{name}}}"
-
-    moved: list[str] = []
-    typed: list[str] = []
-    flag = ""
-    for place, argument in enumerate(arguments):
-        if argument == "--":  # what follows are no flags
-            return [*moved, *arguments[place:]], variables, typed
-        own, equals, rest = argument.partition("=")
-        if flag:  # this is its value
-            head, value, shown = "", argument, f"{flag} "
-        elif own in _URLS | _PAIRS and equals:
-            flag, head, value, shown = own, f"{own}=", rest, f"{own} "
-        elif argument.startswith("-p") and argument != "-p":
-            flag, head, value, shown = "-p", "-p", argument[2:], "-p "
-        else:
-            moved.append(argument)
-            flag = argument if argument in _URLS | _PAIRS else ""
-            continue
-        kept = _without(value, variable, is_pair=flag in _PAIRS)
-        if kept != value:
-            public = _without(value, lambda _: _PLACEHOLDER, is_pair=flag in _PAIRS)
-            typed.append(f"{shown}{shlex.quote(public)}")
-        moved.append(f"{head}{kept}")
-        flag = ""
-    return moved, variables, typed
-
-
-def _without(text: str, instead: Callable[[str], str], *, is_pair: bool) -> str:
+def without_secret(text: str, instead: Callable[[str], str], *, is_pair: bool) -> str:
+    """Return a text, or NAME=VALUE, with `instead(secret)` for each secret in it."""
     public = _replaced(text, instead)
     name, _, value = text.partition("=")
     if is_pair and public == text and value and _NAME.search(name) and not _VARIABLE.search(value):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -35,28 +35,6 @@ class Owner:
     topology: str
     uuid: str
     declaration: dict[str, Any]
-
-
-def check_table(spec: TableSpec, label: str, can_keep: Callable[[pa.DataType], bool]) -> None:
-    """Raise StateTableError for a declaration that this kind of store cannot keep. `label` names the kind."""
-    state = spec.state
-    check_length(state)
-    check_types(state)
-    if state.storage:
-        refuse_storage(state, label)
-    for field in (*state.key_schema, *state.value_schema):
-        if not can_keep(field.type):
-            raise StateTableError(
-                f"state table {state.table!r}: {label} cannot keep column {field.name!r} of type "
-                f"{format_type(field.type)} exactly; use another type or another database"
-            )
-    check_defaults(state, spec.semantics)
-    if not spec.is_keyed:
-        raise StateTableError(
-            f"state table {state.table!r}: a non-transactional table with on_conflict='fail' has rows that "
-            f"come twice, and {label} finds rows by their key; use a SQL database, or on_conflict='ignore' "
-            f"or 'replace'"
-        )
 
 
 def refuse_storage(state: SqlState, label: str) -> NoReturn:

@@ -31,8 +31,8 @@ from txstream import (
 from txstream.api.spouts import Unavailable
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.coordinator import EmitBatch
-from txstream.core.errors import BatchFailedError, CrashError, PartitionUnavailableError
-from txstream.core.fault_points import Point
+from txstream.core.errors import BatchFailedError, PartitionUnavailableError
+from txstream.core.fault_points import CrashError, Point
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.examples import accounts, word_count
 from txstream.plugins.compare.command import _topologies
@@ -55,7 +55,7 @@ from txstream.plugins.compare.run import Outcome, Rows
 from txstream.plugins.compare.schedule import SCHEDULES, Fault, Injector, load_schedule
 from txstream.plugins.compare.timeline import Made, Timeline
 from txstream.plugins.compare.truth import _OnlyTheSourceKnowsError, _row, folded_truth
-from txstream.plugins.notebook.timeline import Fate
+from txstream.plugins.notebook.attempt_chart import Fate
 from txstream.plugins.proof.simulation.determinism import NotDeterministicError
 from txstream.plugins.proof.simulation.variant import (
     clipped,

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from txstream.core.errors import CrashError, PartitionUnavailableError
-from txstream.core.fault_points import Point
+from txstream.core.errors import PartitionUnavailableError
+from txstream.core.fault_points import CrashError, Point
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.examples import word_count
 from txstream.plugins.compare.page import charts, html
@@ -23,7 +23,7 @@ from txstream.plugins.compare.report import columns_of, figures, true_totals
 from txstream.plugins.compare.run import Outcome
 from txstream.plugins.compare.schedule import SCHEDULES, Fault, Injector
 from txstream.plugins.compare.timeline import Made, Timeline
-from txstream.plugins.notebook.timeline import Chart, Fate
+from txstream.plugins.notebook.attempt_chart import Chart, Fate
 
 FAULTS = (*SCHEDULES["partition"], Fault("crash", 8))
 PRIME = chr(8242)

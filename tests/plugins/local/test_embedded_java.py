@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from support.lists import each
 
+from txstream.cli.java import parse_java_version, spark_jars
 from txstream.core.errors import ServiceUnavailableError
-from txstream.engine.spark.java import parse_java_version, spark_jars
 from txstream.plugins.local.embedded import find_java
 
 

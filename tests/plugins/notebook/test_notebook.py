@@ -20,6 +20,7 @@ from txstream.core.tabular import html_table
 from txstream.core.waits import wait_until
 from txstream.engine import notebook
 from txstream.engine.loop.report import RunReport
+from txstream.testing import InProcessRunner
 
 REPORT = RunReport("words", "0", "opaque", 2, 3, 9, 7, 7000, 1, 0, 0, 2.0, True)
 HOSTILE = "a--><script>alert(1)<&script>\"'$x$"
@@ -93,7 +94,7 @@ def test_a_run_is_how_far_it_is_and_what_ended_it(tmp_path: Path, monkeypatch: p
     for name in ("ZOOKEEPER", "KAFKA", "DATABASE", "MASTER"):
         monkeypatch.delenv(f"TXSTREAM_{name}", raising=False)
     monkeypatch.chdir(tmp_path)
-    running = start(word_count(), settings=Settings(data_dir=tmp_path))
+    running = start(word_count(), settings=Settings(data_dir=tmp_path), runner_factory=InProcessRunner)
     running.stop()
     assert repr(running) == "<RunningTopology word-count: failed with UsageError, txid 0 committed>"
     texts = Page(running._repr_html_()).texts
@@ -151,7 +152,7 @@ def test_wait_returns_after_the_display_shows_the_end(
         raise UsageError("ended")
 
     monkeypatch.setattr("txstream.engine.run.Driver.run", run)
-    running = start(word_count(), settings=Settings(data_dir=tmp_path))
+    running = start(word_count(), settings=Settings(data_dir=tmp_path), runner_factory=InProcessRunner)
     running._ipython_display_()
     assert "starting" in handle.shown[0]
     goes_on.set()
@@ -167,7 +168,7 @@ def test_elsewhere_a_run_is_its_repr(
     assert not notebook.in_notebook()
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TXSTREAM_ZOOKEEPER", raising=False)
-    running = start(word_count(), settings=Settings(data_dir=tmp_path))
+    running = start(word_count(), settings=Settings(data_dir=tmp_path), runner_factory=InProcessRunner)
     running.stop()
     running._ipython_display_()
     assert capsys.readouterr().out == f"{running!r}\n"

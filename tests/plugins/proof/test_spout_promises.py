@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from txstream.api.batch_spouts import BATCH_PARTITION, BatchSpout
 from txstream.api.bolts import OutputCollector
 from txstream.api.spouts import SpoutContext
 from txstream.core.errors import BatchFailedError, DataLostError, PartitionUnavailableError
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.plugins.proof.spout_suite import Row, Rows, SpoutHarness, check_spout
+from txstream.spouts.batch_spouts import BATCH_PARTITION, BatchSpout
 from txstream.spouts.files import FileSpout
 from txstream.spouts.memory import MemoryRange, MemorySpout
 from txstream.spouts.memory.failure_markers import Fail

@@ -21,11 +21,11 @@ from txstream.api.bolts import (
     OutputFieldsDeclarer,
     WorkerContext,
 )
-from txstream.api.functions import bolt
 from txstream.api.reducers import Count, Max, Sum
 from txstream.api.state import SqlState
 from txstream.api.tuples import Chunk, Tuple
 from txstream.bolts.aggregate import CountBolt
+from txstream.bolts.functions import bolt
 from txstream.bolts.sql import SqlStateBolt
 from txstream.core.errors import (
     BatchFailedError,

@@ -13,7 +13,7 @@ from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
-from txstream.core.coordinator import Phase
+from txstream.core.coordinator import BatchPhase
 from txstream.core.errors import BatchTimeoutError, BoltError, TopologyError, UsageError
 from txstream.core.fault_points import WRITE_POINTS, Point
 from txstream.spouts.memory import MemorySpout
@@ -50,7 +50,7 @@ def test_nothing_happens_before_the_first_step(test: TopologyTest) -> None:
 
 def test_a_txid_is_opened_and_held_before_its_source_is_read(test: TopologyTest) -> None:
     attempt = test.open()
-    assert test.phases == {1: Phase.PROCESSING}
+    assert test.phases == {1: BatchPhase.PROCESSING}
     assert attempt.state is AttemptState.PROCESSING
     assert attempt.partitions["p"].records == 2
     assert test.calls() == []
@@ -60,7 +60,7 @@ def test_a_txid_is_processed_and_held_before_its_commit(test: TopologyTest) -> N
     attempt = test.process(1)
     assert attempt.emitted("split") == [("a",), ("b",), ("b",)]
     assert sorted(attempt.emitted("count")) == [("a", 1), ("b", 2)]
-    assert test.phases == {1: Phase.COMMITTING}
+    assert test.phases == {1: BatchPhase.COMMITTING}
     assert test.table("words") == {}
     with pytest.raises(
         UsageError, match=r"has not been through the commit of its bolts \(it is committing\)"
@@ -80,15 +80,15 @@ def test_a_txid_is_committed_and_the_next_one_is_not_opened(test: TopologyTest) 
 
 def test_as_many_txids_are_open_as_may_be_and_what_is_before_them_commits(test: TopologyTest) -> None:
     test.process(2)
-    assert test.phases == {1: Phase.COMMITTING, 2: Phase.PROCESSED}
+    assert test.phases == {1: BatchPhase.COMMITTING, 2: BatchPhase.PROCESSED}
     test.process(3)
-    assert test.phases == {2: Phase.COMMITTING, 3: Phase.PROCESSED}
+    assert test.phases == {2: BatchPhase.COMMITTING, 3: BatchPhase.PROCESSED}
     assert test.table("words") == {"a": 1, "b": 2}
 
 
 def test_a_later_txid_may_be_processed_before_an_earlier_one(test: TopologyTest) -> None:
     test.process(2, alone=True)
-    assert test.phases == {1: Phase.PROCESSING, 2: Phase.PROCESSED}
+    assert test.phases == {1: BatchPhase.PROCESSING, 2: BatchPhase.PROCESSED}
     with pytest.raises(UsageError, match=r"has not been through processing \(it is processing\)"):
         test.emitted("split", 1)
     test.commit(2)
@@ -125,7 +125,7 @@ def test_what_fails_in_processing_goes_again_with_all_later_ones(test: TopologyT
 def test_what_is_processed_but_not_current_can_fail(test: TopologyTest) -> None:
     test.process(2)
     test.fail(2)
-    assert test.phases == {1: Phase.COMMITTING}
+    assert test.phases == {1: BatchPhase.COMMITTING}
     test.commit(2)
     assert states(test, 1) == [AttemptState.COMMITTED]
     assert states(test, 2) == [AttemptState.FAILED, AttemptState.COMMITTED]

@@ -13,7 +13,7 @@ from support.tracked import Lines, Split, words
 
 from txstream import RichBolt, SpoutCollector, SpoutContext, TopologyBuilder, Tuple
 from txstream.api.bolts import Bolt
-from txstream.cli.run import describe
+from txstream.cli.run_progress import describe
 from txstream.core.errors import BoltError
 from txstream.engine.commit.state_targets import state_targets
 from txstream.engine.loop.report import RunReport

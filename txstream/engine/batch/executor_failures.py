@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from txstream.api.tuples import DEFAULT_STREAM
@@ -18,7 +19,8 @@ from txstream.core.transaction import TransactionAttempt
 from txstream.core.wording import storable
 from txstream.engine.batch.sought import Sought
 
-# The callers of user code. Bolts, spouts and examples that ship with txstream are shown like a user's own.
+# The callers of user code, beside modules that say by `__tracebackhide__`, as for pytest, that they are such.
+# Bolts, spouts and examples that ship with txstream are shown like a user's own.
 _FRAMEWORK = Path(__file__).resolve().parents[2]
 _CALLERS = (_FRAMEWORK / "engine", _FRAMEWORK / "api")
 _MAX_TUPLE_CHARACTERS = 500
@@ -141,10 +143,15 @@ def _known_name(error: errors.TxstreamError) -> str:
 
 def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames from the first one outside the engine on; none if only the engine was running."""
-    frames = list(traceback.extract_tb(error.__traceback__))
-    while frames and any(map(Path(frames[0].filename).is_relative_to, _CALLERS)):
-        del frames[0]
-    return frames
+    trace = error.__traceback__
+    while trace is not None and _is_caller(trace.tb_frame):
+        trace = trace.tb_next
+    return list(traceback.extract_tb(trace))
+
+
+def _is_caller(frame: FrameType) -> bool:
+    is_within = Path(frame.f_code.co_filename).is_relative_to
+    return any(map(is_within, _CALLERS)) or bool(frame.f_globals.get("__tracebackhide__"))
 
 
 def _first_user_frame(error: BaseException) -> str:

@@ -43,7 +43,6 @@ from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan
 from txstream.engine.batch.executor_failures import OF_A_RECORD, Failure, describe
 from txstream.engine.batch.layout import Stage
 from txstream.engine.batch.messages import LeftOut, WorkOrder
-from txstream.plugins.testing.recorded_calls import is_recorder
 
 if TYPE_CHECKING:
     from txstream.core.transaction import TransactionAttempt
@@ -250,13 +249,18 @@ def may_be_a_record(error: BaseException, failure: Failure, attempt: Transaction
     return isinstance(found, OF_A_RECORD) and not isinstance(found, LateRecordError)
 
 
+def _is_recorder(value: object) -> bool:
+    """Whether this is a method that a caller of user code has put on an instance, as those for tests do."""
+    return bool(getattr(value, "__globals__", {}).get("__tracebackhide__"))
+
+
 def kept_by(bolt: Bolt, context: object) -> bytes | None:
     """Return what an instance keeps beside its context; None if that cannot be told."""
     try:
         kept = {
             name: value
             for name, value in vars(bolt).items()
-            if value is not context and not is_recorder(value)
+            if value is not context and not _is_recorder(value)
         }
         try:
             return pickle.dumps(kept)

@@ -21,7 +21,8 @@ from typing import Any, Final, NamedTuple
 
 from txstream.core.batch_metas import BatchMetas, alone_in, halves, holds_record, is_left, only, only_record
 from txstream.core.dead_letters import Excluded
-from txstream.core.errors import CrashError, LateRecordError, TxstreamError
+from txstream.core.errors import LateRecordError, TxstreamError
+from txstream.core.fault_points import CrashError
 from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.executor_failures import OF_A_RECORD, Failure, describe

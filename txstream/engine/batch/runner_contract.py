@@ -77,7 +77,11 @@ def edges_of(processed: BatchResult, finished: BatchResult) -> list[EdgeTuples]:
     taking = processed.taking_ns + finished.taking_ns
     return [
         EdgeTuples(
-            *(edge.source, edge.stream, edge.component, tuples, round(sending[edge] * 1e-9, 6)),
+            edge.source,
+            edge.stream,
+            edge.component,
+            tuples,
+            round(sending[edge] * 1e-9, 6),
             None if edge in sending and edge not in taking else round(taking[edge] * 1e-9, 6),
         )
         for edge, tuples in (processed.edges + finished.edges).items()

@@ -22,7 +22,8 @@ from txstream.api.bolts import BasicBolt, BatchBolt, StateCommitter, TopologyCon
 from txstream.api.tracked import RichBolt
 from txstream.api.tuples import Chunk, Tuple, one_row
 from txstream.core.digests import TableDigest, added_up
-from txstream.core.errors import BatchFailedError, CrashError, ShortBatchError
+from txstream.core.errors import BatchFailedError, ShortBatchError
+from txstream.core.fault_points import CrashError
 from txstream.core.placement import TaskPlace
 from txstream.core.transaction import TransactionAttempt
 from txstream.core.wording import counted

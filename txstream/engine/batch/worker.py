@@ -20,7 +20,8 @@ import pyarrow as pa
 from txstream.api.spouts import PartitionEmitter
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.core.batch_metas import pieces
-from txstream.core.errors import BoltError, CrashError, ShortBatchError
+from txstream.core.errors import BoltError, ShortBatchError
+from txstream.core.fault_points import CrashError
 from txstream.core.placement import TaskPlace
 from txstream.core.transaction import TransactionAttempt
 from txstream.core.wording import counted

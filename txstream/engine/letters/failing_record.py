@@ -1,8 +1,8 @@
 """Names the record at which a batch fails, once the batch's error has ended the run.
 
 First the workers look for it, in one job (`record_search`). What they cannot find, such as what a database
-refuses, is sought by trials that are jobs: halves of the ranges, as long as one fails in the same way. Where
-no half fails but the whole does, several records fail together, and a small range of them is sought.
+refuses, is sought by trials that are jobs: halves of the ranges, as those of `isolation`, for as long as they
+fail in the same way.
 
 Invariants. Nothing of a trial is committed, and a batch that does not end the run costs nothing. A search
 ends in time, whatever user code or a database does, and never takes the place of the run's own error. What
@@ -11,21 +11,20 @@ is named is the batch, or a part of it that has failed alike.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import re
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from txstream.core.batch_metas import BatchMetas, alone_in, halves, is_numbered, until
+from txstream.core.batch_metas import BatchMetas, alone_in, is_empty, only_record
 from txstream.core.dead_letters import Excluded
 from txstream.core.errors import BoltError, StateValueError, TupleError, TxstreamError
 from txstream.core.wording import counted, in_order
 from txstream.engine.batch.record_search import FailingRecord
+from txstream.engine.letters.isolation import failing_alone
 from txstream.engine.letters.retry_policy import reason_of, reason_without_data
 
 log = logging.getLogger(__name__)
@@ -95,15 +94,15 @@ class _Search:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._is_ended = False
-        # The smallest ranges that fail alike, as far as is known.
-        self._found = _cut(metas.partitions, 0, _size(metas.partitions)) or metas.partitions
-        self._has_failed = self._fails_otherwise = self._fail_together = self._is_sought = False
+        # The last part that failed alike.
+        self._found: Ranges = {name: one for name, one in metas.partitions.items() if not is_empty(one)}
+        self._has_failed = self._is_sought = False
 
     def run(self) -> None:
         try:
             if not self._in_commit and not self._is_found_by_workers():
                 self._look()
-            if not self._has_failed and _size(self._found) > 1:
+            if not self._has_failed and only_record(self._metas) is None:
                 self._seek()
         except Exception:  # the run ends with its own error, whatever happens here
             log.info("the search for the record ended early", exc_info=True)
@@ -119,14 +118,12 @@ class _Search:
     def told(self) -> str:
         """Return what was found, in words."""
         with self._lock:
-            found, together, is_sought = self._found, self._fail_together, self._is_sought
+            found, is_sought = self._found, self._is_sought
         if is_sought:
             what = "key" if self._error.given is None else "tuple"
             return f"a record with this {what} is {_shown(found)}"
         if [getattr(meta, "records", None) for meta in found.values()] == [1]:
             return f"the record is {_shown(found)}"
-        if together:
-            return f"only several records together make it fail; the smallest range found is {_shown(found)}"
         why = "; bolts of the commit phase are not tried with some of them" if self._in_commit else ""
         return f"the records were {_shown(found)}{why}"
 
@@ -150,50 +147,26 @@ class _Search:
         return same is not None
 
     def _look(self) -> None:
-        while parts := _halves(self._found):
-            alike = []
-            for part in parts:
-                alike.append((self._likeness(part), part))
-                if alike[-1][0] == _EQUAL:
-                    break
-            likeness, part = max(alike, key=lambda one: one[0])
-            if not likeness:
-                break
-            self._take(part)
-        whole = self._found
-        if not parts or not (self._has_failed or self._likeness(whole)):
-            return
-        self._take(whole)
-        # What fails together begins in the first half and ends in the second.
-        middle, size = _size(parts[0]), _size(whole)
-        end = self._fewest(middle, size, lambda records: _cut(whole, 0, records))
-        self._fewest(end - middle, end, lambda records: _cut(whole, end - records, end))
-        with self._lock:
-            is_known = not (self._is_ended or self._fails_otherwise)
-            self._fail_together = is_known and all(map(is_numbered, self._found.values()))
+        # What is said may differ from trial to trial, so that only similar parts are left.
+        for least in (_EQUAL, _SIMILAR):
 
-    def _fewest(self, passing: int, failing: int, part: Callable[[int], Ranges]) -> int:
-        """Return the smallest number of records with which the part fails, and take that part."""
+            def failure(part: BatchMetas[Any], least: int = least) -> Exception | None:
+                return self._failure(part, least)
 
-        def fails(records: int) -> bool:
-            is_alike = self._likeness(part(records)) != _OTHER
-            if is_alike:
-                self._take(part(records))
-            return is_alike
+            if next(failing_alone(self._metas, self._error, failure), None) is not None:
+                return
 
-        return bisect_left(range(failing), True, lo=passing + 1, key=fails)
-
-    def _likeness(self, part: Ranges) -> int:
-        """Try a part. Return how far it fails as the batch did."""
+    def _failure(self, part: BatchMetas[Any], least: int) -> Exception | None:
+        """Try a part. Return how it fails, if that is as far as this like the batch's error."""
         if self._is_ended:
-            return _OTHER
+            return None
         try:
-            self._trials.attempt(self._metas.part(part))
+            self._trials.attempt(part)
         except Exception as other:  # noqa: BLE001 - compared, and the run ends with its own error
-            likeness = _alike(self._error, other)
-            self._fails_otherwise |= likeness == _OTHER
-            return likeness
-        return _OTHER
+            if _alike(self._error, other) >= least:
+                self._take(part.partitions)
+                return other
+        return None
 
     def _take_record(self, one: FailingRecord) -> None:
         self._take(alone_in(self._metas, Excluded(one.partition, one.offset, "", "")).partitions)
@@ -227,31 +200,6 @@ def _shape(error: TxstreamError) -> str:
     # The words alone: tasks name their component, the driver does not.
     told = reason_of(error.words or error)
     return " ".join([*_NAMES.findall(told), _VALUES.sub("", told)])
-
-
-def _halves(found: Ranges) -> Sequence[Ranges]:
-    """Return halves with the older records first: of several that fail alike, the first record is named."""
-    parts = [*halves(found, exact=True)]
-    return parts if len(found) > 1 else parts[::-1]
-
-
-def _size(found: Ranges) -> int:
-    return sum(meta.records if is_numbered(meta) else 1 for meta in found.values())
-
-
-def _cut(found: Ranges, first: int, end: int) -> Ranges:
-    """Return the ranges from the first record to the end, counted over all partitions. A range whose
-    positions are no records counts as one."""
-    part: dict[str, Any] = {}
-    for name in sorted(found, key=in_order):
-        meta, size = found[name], _size({name: found[name]})
-        low, high = max(first, 0), min(end, size)
-        if low < high:
-            part[name] = meta
-            if is_numbered(meta) and high - low < size:
-                part[name] = until(dataclasses.replace(meta, start=meta.start + low), meta.start + high)
-        first, end = first - size, end - size
-    return part
 
 
 def _shown(found: Ranges) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from txstream.core.batch_metas import BatchMetas, alone_in, halves, is_left, only, only_record
@@ -192,7 +192,8 @@ class _Search(Generic[T]):
                     # There may be too many for trials that are jobs, and for one search in limited time.
                     self._add_all(self._found_by_workers(metas))
                 if len(self._found) == known:
-                    self._search(metas, error)
+                    for place, failure in failing_alone(metas, error, self.failure):
+                        self._add(place, failure)
                 if len(self._found) == known:
                     raise
             else:
@@ -261,20 +262,6 @@ class _Search(Generic[T]):
             isolation._unfinished.discard(txid)
         return found
 
-    def _search(self, part: BatchMetas[Any], error: Exception) -> None:
-        """Find the records of a part, which fails with this error."""
-        alone = only_record(part)
-        if alone is not None:
-            if self.failure(part) is not None:
-                self._add(alone, error)
-            return
-        for half in halves(part.partitions, exact=True):
-            smaller = part.part(half)
-            if is_left(smaller):
-                failure = self.failure(smaller)
-                if failure is not None:
-                    self._search(smaller, failure)
-
     def _note(self, error: Exception) -> None:
         """Keep the first error, for a run that ends with it. Neither hanging user code nor a late record ends
         one."""
@@ -341,6 +328,24 @@ def found_at(partition: str, offset: int, error: Exception) -> Found:
     kind = getattr(error, "kind", None) or type(error).__name__
     component = getattr(error, "component", None) or ""
     return Found(Excluded(partition, offset, component, kind), *_words(error))
+
+
+def failing_alone(
+    part: BatchMetas[Any], error: Exception, failure: Callable[[BatchMetas[Any]], Exception | None]
+) -> Iterator[tuple[tuple[str, int], Exception]]:
+    """Yield the place and the error of each record that fails by itself, and again, of a part that fails with
+    this error: halves of what fails are tried. `failure` tries a part, and returns how it fails, or None."""
+    alone = only_record(part)
+    if alone is not None:
+        if failure(part) is not None:
+            yield alone, error
+        return
+    parts = [*halves(part.partitions, exact=True)]
+    for half in parts if len(part.partitions) > 1 else reversed(parts):  # the older records first
+        smaller = part.part(half)
+        found = failure(smaller) if is_left(smaller) else None
+        if found is not None:
+            yield from failing_alone(smaller, found, failure)
 
 
 def _words(error: Exception) -> tuple[str, str]:

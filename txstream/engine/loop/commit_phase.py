@@ -19,38 +19,35 @@ from txstream.core.coordinator import EmitCommit
 from txstream.core.errors import StateValueError
 from txstream.core.fault_points import Point
 from txstream.core.transaction import TransactionAttempt, Txid
-from txstream.engine.batch.runner_contract import NOTHING, BatchResult, BatchRunner, edges_of
+from txstream.engine.batch.runner_contract import NOTHING, BatchResult, edges_of
 from txstream.engine.batch.shares import StateWrite
-from txstream.engine.commit.committer import BatchCommitter, Committing, Prepared, ProcessedBatch
-from txstream.engine.loop.open_batches import Batches, Watcher
+from txstream.engine.commit.committer import Committing, Prepared, ProcessedBatch
+from txstream.engine.loop.open_batches import Batches
+from txstream.engine.loop.parts import LoopParts
 from txstream.engine.loop.report import Statistics
 from txstream.engine.loop.workers import Lane
 
 
 class CommitPhase:
-    """Carries out the event loop's commits. Call `commit` on the loop's thread. `has_bolts`: bolts run in
-    this phase. `release` drops what the runner keeps for them of a processed batch."""
+    """Carries out the event loop's commits. Call `commit` on the loop's thread. `release` drops what the
+    runner keeps of a processed batch for the bolts of this phase."""
 
     def __init__(
         self,
         batches: Batches,
-        committer: BatchCommitter,
-        runner: BatchRunner,
+        parts: LoopParts,
         codec: MetaCodec[Any],
-        watcher: Watcher,
         statistics: Statistics,
         release: Callable[[BatchResult], None],
-        *,
-        has_bolts: bool,
     ) -> None:
         self._batches = batches
-        self._committer = committer
-        self._runner = runner
+        self._committer = parts.committer
+        self._runner = parts.runner
         self._codec = codec
-        self._watcher = watcher
+        self._watcher = parts.watcher
         self._statistics = statistics
         self._release = release
-        self._has_bolts = has_bolts
+        self._has_bolts = any(bolt.runs_in_commit for bolt in parts.topology.bolts)
         self._past_bolts: set[TransactionAttempt] = set()
         # Added and removed by the thread that commits.
         self._writing: set[TransactionAttempt] = set()

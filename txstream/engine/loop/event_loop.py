@@ -13,101 +13,76 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from txstream.api.spouts import PartitionCoordinator
-from txstream.api.topology import Topology
 from txstream.core.batch_metas import BatchMetas, MetaCodec
 from txstream.core.coordinator import (
     Advance,
     Amend,
     Cancel,
     Command,
-    Coordinator,
     EmitBatch,
     EmitCommit,
     Persist,
     Plan,
     shown,
 )
-from txstream.core.fault_points import Point, PointListener, nobody_listens
+from txstream.core.fault_points import Point
 from txstream.core.transaction import TransactionAttempt, Txid, about
-from txstream.core.waiting import RunAbortedError, Waiting
-from txstream.engine.batch.runner_contract import BatchRunner
-from txstream.engine.commit.committer import BatchCommitter
-from txstream.engine.letters.retries import Retries
-from txstream.engine.letters.rows import Letters
+from txstream.core.waiting import RunAbortedError
 from txstream.engine.loop.commit_phase import CommitPhase
 from txstream.engine.loop.failed_attempts import FailedAttempts
-from txstream.engine.loop.log_end import LogEnd
-from txstream.engine.loop.open_batches import Watcher
-from txstream.engine.loop.operator_changes import Judgement, Steering
+from txstream.engine.loop.operator_changes import Judgement
 from txstream.engine.loop.operator_requests import Operators, question
 from txstream.engine.loop.pace import Pace
+from txstream.engine.loop.parts import LoopParts
 from txstream.engine.loop.planning import Planning
 from txstream.engine.loop.processing import Processing
 from txstream.engine.loop.report import BatchTiming, Statistics
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
-from txstream.engine.loop.workers import Event, Lane, Workers
-from txstream.zookeeper import ProgressStore, Request
+from txstream.engine.loop.workers import Event, Lane
+from txstream.zookeeper import Request
 
 log = logging.getLogger(__name__)
 
 
 class EventLoop:
-    """See the module. `run` returns when the run has ended well; otherwise it raises the `failure`.
+    """See the module. `run` returns when the run has ended well; otherwise it raises the `failure`."""
 
-    `steering` is what operators may change. `log_end` and `until_txid` say when to end. A run's first
-    attempts, and those after a timeout, have `warm_up_seconds` on top of the message timeout. While there is
-    little to read, a batch gathers for `gather_seconds` at most.
-    """
-
-    def __init__(
-        self,
-        topology: Topology,
-        coordinator: Coordinator[Any],
-        spout: PartitionCoordinator[Any],
-        store: ProgressStore,
-        runner: BatchRunner,
-        committer: BatchCommitter,
-        workers: Workers,
-        waiting: Waiting,
-        steering: Steering,
-        log_end: LogEnd,
-        letters: Letters,
-        retries: Retries,
-        *,
-        until_txid: int | None = None,
-        warm_up_seconds: float = 0.0,
-        gather_seconds: float = 0.0,
-        listener: PointListener = nobody_listens,
-        watcher: Watcher | None = None,
-    ) -> None:
+    def __init__(self, parts: LoopParts) -> None:
+        topology, store, workers, coordinator = parts.topology, parts.store, parts.workers, parts.coordinator
         self.workers = workers
         self.coordinator = coordinator
         coordinator.story.clock = workers.now
-        self.spout = spout
+        self.spout = parts.spout
+        self.log_end = parts.log_end
         self.statistics = Statistics()
         self.caught_up = False
         self.failure: BaseException | None = None
         self._store = store
-        self._waiting = waiting
-        self.log_end = log_end
-        self._until_txid = until_txid
-        self._listener = listener
-        self._watcher = watcher = watcher or Watcher()
+        self._waiting = parts.waiting
+        self._until_txid = parts.until_txid
+        self._listener = parts.listener
+        self._watcher = parts.watcher
+        self._runner = parts.runner
+        self._retries = parts.retries
         self._ends = False
         self._timings: dict[Txid, BatchTiming] = {}
         # The attempt that committed the txid before the current one, if this loop saw it commit.
         self._committed: TransactionAttempt | None = None
         stored_plans = {txid for txid in coordinator.stored_txids() if txid >= coordinator.current}
         self._recovered = frozenset(stored_plans)
-        codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
-        self._runner = runner
-        self._operators = Operators(self, store, runner, waiting, steering)
-        self.unreadable = unreadable = UnreadablePartitions(
-            self, spout, store, waiting, stored_plans, self._operators.left_out
+        self._operators = Operators(self, store, parts.runner, parts.waiting, parts.steering)
+        self.unreadable = UnreadablePartitions(
+            self, parts.spout, store, parts.waiting, stored_plans, self._operators.left_out
         )
         self.failures = FailedAttempts(
-            self, topology, store, unreadable, self._operators, watcher, self.statistics, warm_up_seconds
+            self,
+            topology,
+            store,
+            self.unreadable,
+            self._operators,
+            parts.watcher,
+            self.statistics,
+            parts.warm_up_seconds,
         )
         pace = Pace(
             topology.spout.max_batch_records,
@@ -115,23 +90,22 @@ class EventLoop:
             max_batch_latency_seconds=topology.max_batch_latency_seconds,
             max_records_per_second=topology.max_records_per_second,
         )
-        self._planning = Planning(
-            *(self, spout, store, waiting, unreadable, pace, log_end),
-            most_of_partition=topology.spout.source.max_records_per_partition,
-            gather_seconds=gather_seconds,
-            retries=retries,
-            keeps=topology.keeps,
-        )
-        self._retries = retries
+        self._planning = Planning(self, parts, self.unreadable, pace)
+        codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
         self.processing = Processing(
-            *(self, runner, committer, self._planning, unreadable, watcher, self.statistics, codec),
-            *(topology, letters, retries),
+            self,
+            parts.runner,
+            parts.committer,
+            self._planning,
+            self.unreadable,
+            parts.watcher,
+            self.statistics,
+            codec,
+            topology,
+            parts.letters,
+            parts.retries,
         )
-        release = self.processing.release
-        self._commits = CommitPhase(
-            *(self, committer, runner, codec, watcher, self.statistics, release),
-            has_bolts=any(bolt.runs_in_commit for bolt in topology.bolts),
-        )
+        self._commits = CommitPhase(self, parts, codec, self.statistics, self.processing.release)
 
     # --- for other threads --------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ _RETRY_SECONDS = 1.0
 # Everything is committed by then; an outage of ZooKeeper must not keep a run from ending.
 _END_SECONDS = 5.0
 _PAUSE = "pause"
-# Forty answers share a znode; so many lines of a story take 4 kB.
+# Forty answers share a znode; so many lines of a story take 5 kB.
 _LONGEST_ANSWER = 50
 
 

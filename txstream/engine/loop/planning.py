@@ -11,27 +11,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from txstream.api.retention import next_horizons
-from txstream.api.spouts import PartitionCoordinator
 from txstream.core.backoff import Backoff
 from txstream.core.batch_metas import BatchMetas
-from txstream.core.coordinator import Phase, Plan
+from txstream.core.coordinator import BatchPhase, Plan
+from txstream.core.dead_letters import LetterKey
 from txstream.core.errors import BatchFailedError, ServiceUnavailableError
 from txstream.core.transaction import Txid, about
-from txstream.core.waiting import Waiting
 from txstream.engine.batch.sizing import ONE_TASK_RECORDS, planned_records
-from txstream.engine.letters.retries import Retries
 from txstream.engine.loop.leadership_watch import if_leading
-from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Batches
 from txstream.engine.loop.pace import Pace
+from txstream.engine.loop.parts import LoopParts
 from txstream.engine.loop.unreadable_partitions import CHECK_SECONDS, UnreadablePartitions
 from txstream.engine.loop.workers import Lane
-from txstream.zookeeper import ProgressStore
 
 log = logging.getLogger(__name__)
 
@@ -44,37 +41,24 @@ _SOURCE = "the source"
 
 class Planning:
     """The source's side of the event loop; its methods are called on the loop's thread. Nothing is planned
-    beyond `log_end`. A batch takes `most_of_partition` records of a partition at most; a small batch gathers
-    for `gather_seconds` at most."""
+    beyond the loop's `log_end`."""
 
     def __init__(
-        self,
-        batches: Batches,
-        spout: PartitionCoordinator[Any],
-        store: ProgressStore,
-        waiting: Waiting,
-        unreadable: UnreadablePartitions,
-        pace: Pace,
-        log_end: LogEnd,
-        *,
-        most_of_partition: int | None = None,
-        gather_seconds: float = 0.0,
-        retries: Retries,
-        keeps: Mapping[str, int],
+        self, batches: Batches, parts: LoopParts, unreadable: UnreadablePartitions, pace: Pace
     ) -> None:
         self._batches = batches
-        self._retries = retries
-        self._keeps = keeps
-        self._spout = spout
-        self._store = store
-        self._waiting = waiting
+        self._retries = parts.retries
+        self._keeps = parts.topology.keeps
+        self._spout = parts.spout
+        self._store = parts.store
+        self._waiting = parts.waiting
         self._unreadable = unreadable
         self._pace = pace
-        self._log_end = log_end
+        self._log_end = parts.log_end
         self._idle_polls = 0
         self._planned_at: dict[Txid, datetime] = {}
-        self._most_of_partition = most_of_partition
-        self._gather_seconds = gather_seconds
+        self._most_of_partition = parts.topology.spout.source.max_records_per_partition
+        self._gather_seconds = parts.gather_seconds
         self._is_small = False
         self._gathering: Plan[Any] | None = None
 
@@ -96,7 +80,7 @@ class Planning:
 
     def _all_committed(self) -> bool:
         """Return whether every open batch is committed, so that it only has to advance."""
-        return all(batch.phase is Phase.ADVANCING for batch in self._batches.coordinator.active.values())
+        return all(batch.phase is BatchPhase.ADVANCING for batch in self._batches.coordinator.active.values())
 
     def go_on(self) -> None:
         """Plan the batch that gathers, if there is one and the batch before it is committed."""
@@ -111,81 +95,92 @@ class Planning:
             self._ask(plan)
 
     def _ask(self, plan: Plan[Any]) -> None:
-        batches, coordinator = self._batches, self._batches.coordinator
+        batches = self._batches
         limit = self._pace.size if plan.replay else self._pace.limit()
         if not limit:
-            batches.carry_out(coordinator.nothing_to_plan(plan.ticket))
-            batches.workers.after(self._pace.seconds_to_wait(), lambda: batches.carry_out(coordinator.wake()))
+            self._plan_nothing(plan, self._pace.seconds_to_wait())
             return
-        started = time.perf_counter()
-        retried = self._retries.are_asked and {
-            key
-            for txid in coordinator.stored_txids()
-            if coordinator.current <= txid < plan.txid
-            for key in coordinator.metas(txid).retried
-        }
+        concerning = about(plan.txid)
+        batches.workers.submit(
+            Lane.PLAN,
+            concerning(partial(self._metas_of, plan, limit, self._retried_before(plan))),
+            concerning(partial(self._answered, plan, limit, time.perf_counter())),
+            partial(self._not_answered, plan),
+        )
 
-        @about(plan.txid)
-        def work() -> BatchMetas[Any] | None:
-            horizons = next_horizons(plan.horizons, self._keeps, batches.workers.wall_clock())
-            letters = () if retried is False else self._retries.next(retried, plan.txid)
-            if letters:
-                metas = BatchMetas(carried=plan.last, horizons=horizons).retrying(letters)
-                self._store.check_size(metas)
-                return metas
-            if not plan.replay and (self._log_end.is_reached(plan.last) or not self._spout.is_ready()):
-                return None
-            answer = self._spout.plan(plan.last, limit)
-            metas = BatchMetas.from_plan(
-                plan.last, answer, self._spout.untaken_records, self._spout.read_ahead
-            )
-            if horizons:
-                metas = metas.with_horizons(horizons)
-            if metas.unavailable.keys() - self._unreadable.left_out.keys():
-                self._store.verify()
-            self._unreadable.leave_out(metas)
-            if not (metas.has_work or plan.replay):
-                return None
+    def _retried_before(self, plan: Plan[Any]) -> set[LetterKey] | None:
+        """Return the dead letters that open batches before this one retry; None if no retry is asked for."""
+        coordinator = self._batches.coordinator
+        if not self._retries.are_asked:
+            return None
+        open_before = [txid for txid in coordinator.stored_txids() if coordinator.current <= txid < plan.txid]
+        return {key for txid in open_before for key in coordinator.metas(txid).retried}
+
+    def _metas_of(
+        self, plan: Plan[Any], limit: int, retried: set[LetterKey] | None
+    ) -> BatchMetas[Any] | None:
+        """Return what the batch is to hold: dead letters that wait for a retry, or else new records. None if
+        there is nothing. Called on the source's thread."""
+        horizons = next_horizons(plan.horizons, self._keeps, self._batches.workers.wall_clock())
+        letters = () if retried is None else self._retries.next(retried, plan.txid)
+        if letters:
+            metas = BatchMetas(carried=plan.last, horizons=horizons).retrying(letters)
             self._store.check_size(metas)
             return metas
+        if not plan.replay and (self._log_end.is_reached(plan.last) or not self._spout.is_ready()):
+            return None
+        answer = self._spout.plan(plan.last, limit)
+        metas = BatchMetas.from_plan(plan.last, answer, self._spout.untaken_records, self._spout.read_ahead)
+        if horizons:
+            metas = metas.with_horizons(horizons)
+        if metas.unavailable.keys() - self._unreadable.left_out.keys():
+            self._store.verify()
+        self._unreadable.leave_out(metas)
+        if not (metas.has_work or plan.replay):
+            return None
+        self._store.check_size(metas)
+        return metas
 
-        @about(plan.txid)
-        def done(metas: BatchMetas[Any] | None) -> None:
-            if not coordinator.is_planning(plan.ticket):
-                return
-            self._waiting.end(_SOURCE)
-            if metas is None:
-                self._idle_polls += 1
-                batches.carry_out(coordinator.nothing_to_plan(plan.ticket))
-                seconds = _POLL.after(self._idle_polls)
-                batches.workers.after(seconds, lambda: batches.carry_out(coordinator.wake()))
-                return
-            self._idle_polls = 0
-            self._planned_at[plan.txid] = datetime.now(UTC)
-            records = planned_records(metas)
-            self._is_small = self._is_all_there_is(metas, records, limit)
-            self._pace.planned(plan.txid, limit if records is None else records, replay=plan.replay)
-            timing = batches.timing(plan.txid)
-            timing.plan_seconds, timing.lag_records = time.perf_counter() - started, metas.lag_records
-            batches.carry_out(coordinator.planned(plan.ticket, metas))
+    def _answered(self, plan: Plan[Any], limit: int, started: float, metas: BatchMetas[Any] | None) -> None:
+        batches, coordinator = self._batches, self._batches.coordinator
+        if not coordinator.is_planning(plan.ticket):
+            return
+        self._waiting.end(_SOURCE)
+        if metas is None:
+            self._idle_polls += 1
+            self._plan_nothing(plan, _POLL.after(self._idle_polls))
+            return
+        self._idle_polls = 0
+        self._planned_at[plan.txid] = datetime.now(UTC)
+        records = planned_records(metas)
+        self._is_small = self._is_all_there_is(metas, records, limit)
+        self._pace.planned(plan.txid, limit if records is None else records, replay=plan.replay)
+        timing = batches.timing(plan.txid)
+        timing.plan_seconds, timing.lag_records = time.perf_counter() - started, metas.lag_records
+        batches.carry_out(coordinator.planned(plan.ticket, metas))
 
-        def failed(error: BaseException) -> None:
-            if not coordinator.is_planning(plan.ticket):
-                return
-            if not isinstance(error, (ServiceUnavailableError, BatchFailedError)):
-                batches.fail_run(error)
-            elif self._waiting.is_waiting(_SOURCE):
-                batches.workers.after(CHECK_SECONDS, lambda: self._plan_again(plan))
-            else:
-                if_leading(batches, self._store, lambda: wait(error))
+    def _not_answered(self, plan: Plan[Any], error: BaseException) -> None:
+        batches = self._batches
+        if not batches.coordinator.is_planning(plan.ticket):
+            return
+        if not isinstance(error, (ServiceUnavailableError, BatchFailedError)):
+            batches.fail_run(error)
+        elif self._waiting.is_waiting(_SOURCE):
+            batches.workers.after(CHECK_SECONDS, lambda: self._plan_again(plan))
+        else:
+            if_leading(batches, self._store, about(plan.txid)(partial(self._wait, plan, error)))
 
-        @about(plan.txid)
-        def wait(error: BaseException) -> None:
-            if coordinator.is_planning(plan.ticket):
-                self._waiting.begin(_SOURCE, _SOURCE, error)
-                batches.workers.after(CHECK_SECONDS, lambda: self._plan_again(plan))
+    def _wait(self, plan: Plan[Any], error: BaseException) -> None:
+        """The source is away, and this driver still leads."""
+        if self._batches.coordinator.is_planning(plan.ticket):
+            self._waiting.begin(_SOURCE, _SOURCE, error)
+            self._batches.workers.after(CHECK_SECONDS, lambda: self._plan_again(plan))
 
-        batches.workers.submit(Lane.PLAN, work, done, failed)
+    def _plan_nothing(self, plan: Plan[Any], seconds: float) -> None:
+        """There is nothing for this batch now; look again after so many seconds."""
+        batches, coordinator = self._batches, self._batches.coordinator
+        batches.carry_out(coordinator.nothing_to_plan(plan.ticket))
+        batches.workers.after(seconds, lambda: batches.carry_out(coordinator.wake()))
 
     def _is_all_there_is(self, metas: BatchMetas[Any], records: int | None, limit: int) -> bool:
         """Return whether a batch holds all that there was, and that is worth one Spark task at most."""

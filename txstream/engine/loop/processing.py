@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from txstream.api.topology import Topology
 from txstream.core.batch_metas import BatchMetas, MetaCodec
-from txstream.core.coordinator import EmitBatch, Phase
+from txstream.core.coordinator import BatchPhase, EmitBatch
 from txstream.core.dead_letters import DeadLetter
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.core.wording import counted
@@ -197,7 +197,7 @@ class Processing:
 
         def watch(trials: int) -> None:
             def is_due() -> bool:
-                if batches.coordinator.active[attempt.txid].phase is not Phase.PROCESSING:
+                if batches.coordinator.active[attempt.txid].phase is not BatchPhase.PROCESSING:
                     return False
                 isolation = self._isolation
                 begun = 0 if isolation is None else isolation.trials(attempt)

@@ -248,7 +248,10 @@ class Statistics:
     ) -> None:
         """Remember where the tasks of a committed attempt ran, and what passed between them."""
         self.assignment = Assignment(
-            *(attempt.txid, attempt.attempt, datetime.now(UTC), tuple(places)),
+            attempt.txid,
+            attempt.attempt,
+            datetime.now(UTC),
+            tuple(places),
             edges=tuple(edges),
             by_residents=by_residents,
         )

@@ -203,7 +203,10 @@ class SparkRunner:
     ) -> list[FailingRecord]:
         """See `BatchRunner`. Raises the TxstreamError that ended the search of a Spark task, or BoltError."""
         shares = search_shares(
-            *(self.plan, attempt, parts, self.slots),
+            self.plan,
+            attempt,
+            parts,
+            self.slots,
             most=most,
             seconds=seconds,
             sought=sought,

@@ -24,6 +24,7 @@ from txstream.engine.letters.rows import letters_of
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
+from txstream.engine.loop.parts import LoopParts
 from txstream.engine.loop.report import BatchTiming, RunProgress, RunReport, shown_reasons
 from txstream.engine.start.driver import Ready, Services, Tier
 from txstream.engine.start.takeover import Takeover
@@ -69,19 +70,19 @@ class BatchTier(Tier[EventLoop]):
             ended_before=_ended_before(ready.store),
             waits=ready.waiting.take_ended,
         )
-        return EventLoop(
-            self.topology,
-            taken.coordinator,
-            self._source,
-            ready.store,
-            ready.runner,
-            committer,
-            ready.workers,
-            ready.waiting,
-            taken.steering,
-            log_end,
-            partial(letters_of, source, ready.plan.context),
-            Retries(
+        parts = LoopParts(
+            topology=self.topology,
+            coordinator=taken.coordinator,
+            spout=self._source,
+            store=ready.store,
+            runner=ready.runner,
+            committer=committer,
+            workers=ready.workers,
+            waiting=ready.waiting,
+            steering=taken.steering,
+            log_end=log_end,
+            letters=partial(letters_of, source, ready.plan.context),
+            retries=Retries(
                 [target.of(self.topology, taken.identity.uuid) for target in targets],
                 source.letter_decoder(ready.plan.context),
                 taken.steering.retries,
@@ -90,8 +91,9 @@ class BatchTier(Tier[EventLoop]):
             warm_up_seconds=self.warm_up_seconds,
             gather_seconds=self.gather_seconds,
             listener=self.listener,
-            watcher=self.watcher,
+            watcher=self.watcher or Watcher(),
         )
+        return EventLoop(parts)
 
     def explain(self, error: TxstreamError) -> None:
         """Add to an error of a batch where its record is. Nothing that this processes can be committed."""

@@ -18,13 +18,13 @@ from txstream.api.reducers import Reducer
 from txstream.core.batch_metas import halves
 from txstream.core.digests import digest_of
 from txstream.core.errors import DataLostError, UsageError
-from txstream.core.tabular import Tabular
 from txstream.core.transaction import Txid
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.commit.committer import merged_deltas
 from txstream.inspect.keys import check_key, parse_key
 from txstream.inspect.ledgers import UnknownTxidError
 from txstream.inspect.tables import place_of_table
+from txstream.inspect.tabular import Tabular
 from txstream.plugins.audit.dry_runs import DryBatch, DryRuns, ReplayedTable, dry_runs
 from txstream.plugins.audit.replaying import alike, combined
 from txstream.settings import Settings

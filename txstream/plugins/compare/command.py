@@ -118,7 +118,7 @@ def compare(
     Ends with status 1 when an opaque or a transactional total is not exact, or when nothing was shown: tables
     stay empty, a run commits fewer than two batches, or no fault strikes.
     """
-    from txstream.engine.spark.java import find_java
+    from txstream.cli.java import find_java
     from txstream.plugins.compare.schedule import load_schedule
 
     schedule = load_schedule(faults)

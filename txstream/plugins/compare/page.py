@@ -1,4 +1,4 @@
-"""A comparison as one page that loads nothing else. `notebook.timeline` draws the attempts."""
+"""A comparison as one page that loads nothing else. `notebook.attempt_chart` draws the attempts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mako.template import Template
 from txstream.core.wording import counted, shown
 from txstream.plugins.compare.report import in_a_sentence, side_by_side
 from txstream.plugins.compare.run import Outcome
-from txstream.plugins.notebook import timeline
-from txstream.plugins.notebook.timeline import Chart, Run
+from txstream.plugins.notebook import attempt_chart
+from txstream.plugins.notebook.attempt_chart import Chart, Run
 from txstream.plugins.notebook.topology import as_image
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def charts(outcomes: Sequence[Outcome]) -> list[Chart]:
     """Lay out runs on one time axis."""
-    return timeline.charts(
+    return attempt_chart.charts(
         [
             Run(
                 outcome.timeline.settled(),
@@ -36,7 +36,7 @@ def charts(outcomes: Sequence[Outcome]) -> list[Chart]:
 def drawn_charts(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
     """Return the chart of each run as SVG."""
     return {
-        name: timeline.svg(
+        name: attempt_chart.svg(
             chart,
             f"{name}: {counted(len(chart.columns), 'attempt')}, by time, over "
             f"{counted(len(chart.rows), 'partition')}",
@@ -60,8 +60,8 @@ def html(
         faults=faults,
         runs=runs,
         charts=drawn_charts(outcomes),
-        look=timeline.look(),
-        legend=timeline.legend(compared=True),
+        look=attempt_chart.look(),
+        legend=attempt_chart.legend(compared=True),
         rows=side_by_side(runs),
         told={name: in_a_sentence(found) for name, found in runs.items()},
         graph=as_image(topology),

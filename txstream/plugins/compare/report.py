@@ -13,7 +13,7 @@ from txstream.api.state import SqlTable
 from txstream.core.wording import counted, shown
 from txstream.plugins.compare.run import Outcome, Rows
 from txstream.plugins.compare.timeline import Made
-from txstream.plugins.notebook.timeline import Fate, Range
+from txstream.plugins.notebook.attempt_chart import Fate, Range
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from txstream.api.spouts import PartitionCoordinator, SpoutContext, Unavailable
 from txstream.api.topology import Topology
 from txstream.core.batch_metas import BatchMetas
-from txstream.core.errors import CrashError
+from txstream.core.fault_points import CrashError
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.letters.retry_policy import WARM_UP_SECONDS

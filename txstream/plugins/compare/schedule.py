@@ -16,18 +16,18 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from txstream.core.coordinator import Phase
-from txstream.core.errors import BatchFailedError, CrashError, PartitionUnavailableError, UsageError
-from txstream.core.fault_points import At, Point
+from txstream.core.coordinator import BatchPhase
+from txstream.core.errors import BatchFailedError, PartitionUnavailableError, UsageError
+from txstream.core.fault_points import At, CrashError, Point
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.core.wording import counted, in_order
 
 Kind = Literal["batch", "partition", "crash"]
 
 # Where each kind of fault happens to its txid.
-_POINTS: Mapping[Kind, Point | Phase] = {
-    "batch": Phase.PROCESSED,
-    "partition": Phase.PROCESSING,
+_POINTS: Mapping[Kind, Point | BatchPhase] = {
+    "batch": BatchPhase.PROCESSED,
+    "partition": BatchPhase.PROCESSING,
     "crash": Point.AFTER_COMMIT,
 }
 _REASON = "it is away, as the schedule says"
@@ -143,7 +143,7 @@ class Injector:
     def emitting(self, attempt: TransactionAttempt, metas: Mapping[str, Any]) -> None:
         """Called when an attempt is about to read these partitions. Raises PartitionUnavailableError."""
         with self._lock:
-            fault = self._take(At(Phase.PROCESSING, attempt.txid))
+            fault = self._take(At(BatchPhase.PROCESSING, attempt.txid))
             if fault is None or not (fault.partition or metas):
                 return
             partition = fault.partition or min(metas, key=in_order)
@@ -155,7 +155,7 @@ class Injector:
     def emitted(self, attempt: TransactionAttempt) -> None:
         """Called when an attempt was processed. Raises BatchFailedError."""
         with self._lock:
-            fault = self._take(At(Phase.PROCESSED, attempt.txid))
+            fault = self._take(At(BatchPhase.PROCESSED, attempt.txid))
         if fault is not None:
             raise BatchFailedError("the batch fails, as the schedule says")
 

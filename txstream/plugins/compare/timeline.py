@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from txstream.core.coordinator import EmitBatch
-from txstream.core.errors import CrashError
+from txstream.core.fault_points import CrashError
 from txstream.core.transaction import TransactionAttempt
 from txstream.engine.loop.open_batches import Watcher
-from txstream.plugins.notebook.timeline import Fate, Range
+from txstream.plugins.notebook.attempt_chart import Fate, Range
 
 
 @dataclass

@@ -44,7 +44,7 @@ def doctor(
     Nothing that stays is written.
     """
     from txstream.cli.packaging import holds_framework
-    from txstream.cli.run import existing_files
+    from txstream.cli.run_options import existing_files
 
     conf = spark_settings(spark_conf or [])
     files = existing_files(py_files or [])

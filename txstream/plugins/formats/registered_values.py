@@ -18,7 +18,6 @@ from txstream.plugins.formats.schema_registry import (
     HEADER_BYTES,
     RegisteredSchema,
     SchemaRegistry,
-    UnknownSchemaError,
     UnresolvableError,
     registry_of,
 )
@@ -103,10 +102,10 @@ class RegisteredReader(_FittingReader):
         self._decoders: dict[int, Decoder | UnresolvableError] = {}
 
     def read_fit(self, values: Sequence[bytes | None]) -> tuple[pa.Array, Mapping[int, str]]:
-        """See `_FittingReader`. Raises BadValueError for the first bad value if one of a schema that the
-        registry does not have, or that cannot be read as the topology's, is among them: whether they are to
-        blame is not known yet. Raises ServiceUnavailableError while the registry does not answer, and
-        UsageError if it refuses to."""
+        """See `_FittingReader`. Raises BadValueError for the first bad value if one of a schema that cannot be
+        read as the topology's is among them: whether they are to blame is not known yet. Raises
+        ServiceUnavailableError while the registry does not answer, UsageError if it refuses to, and
+        UnknownSchemaError if it does not have a schema."""
         found: list[tuple[Sequence[int], pa.Array]] = []
         unfit: dict[int, str] = {}
         refused: dict[int, str] = {}
@@ -124,8 +123,6 @@ class RegisteredReader(_FittingReader):
                 refused[rows[bad_value.row]] = bad_value.reason
             except UnresolvableError as error:
                 refused[rows[error.row]] = f"{self._name_of(header)}: {error}"
-            except UnknownSchemaError as error:
-                refused[rows[0]] = str(error)
         if refused:
             refuse_first({**unfit, **refused})
         return _in_order(found, len(values)) if found else pa.nulls(len(values), self._format.type), unfit

@@ -4,6 +4,8 @@ Invariants:
 
 - A registry never gives an id to another schema, so what was fetched once is kept as long as the process: a
   replay reads each record by the schema that it was written with, even if the registry is away by then.
+- A 404 without the registry's own error code is another server's, such as a proxy's: the registry is away.
+  What the registry itself does not have is asked for again for a while, because a replica may be behind.
 - Passwords stand in no message: addresses are shown without user and password.
 
 The header is a zero byte and the schema's id in four bytes, the highest first.
@@ -15,13 +17,16 @@ import base64
 import json
 import ssl
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
-from txstream.core.errors import ServiceUnavailableError, UsageError
+from txstream.core.errors import ServiceUnavailableError, TxstreamError, UsageError
+from txstream.core.waiting import BACKOFF
 
 if TYPE_CHECKING:
     from txstream.api.spouts import SpoutContext
@@ -30,10 +35,15 @@ HEADER_BYTES = 5
 REGISTRY, REGISTRY_CA = "schema_registry", "schema_registry_ca"
 _BUSY = (408, 429)
 _REFUSED = (401, 403, 407)
+_NO_PATH = 404
+_NOT_FOUND = (40401, 40402, 40403)
+"""What a registry itself answers with 404: it has no such subject, version, or schema."""
+_UNKNOWN_SECONDS = 10.0
 
 
-class UnknownSchemaError(Exception):
-    """The registry does not have a schema, or has one that cannot be used."""
+class UnknownSchemaError(TxstreamError):
+    """The registry says that it does not have a schema. A good record may have been written by it, so this
+    ends the run and makes no dead letter."""
 
 
 class UnresolvableError(Exception):
@@ -83,7 +93,14 @@ class SchemaRegistry:
     """One registry. Several threads may use it."""
 
     def __init__(
-        self, url: str, ca_file: str | None = None, connect_seconds: float = 10.0, read_seconds: float = 10.0
+        self,
+        url: str,
+        ca_file: str | None = None,
+        connect_seconds: float = 10.0,
+        read_seconds: float = 10.0,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """`url` may have user and password, `ca_file` certificates of authorities in PEM. Raises
         UsageError."""
@@ -103,19 +120,20 @@ class SchemaRegistry:
             retries=False,  # the batch is tried again; a redirect must not get the password
             **_trusting(ca_file),
         )
+        self._clock, self._pause = clock, pause
         self._lock = threading.Lock()
         self._schemas: dict[tuple[int, bool], RegisteredSchema] = {}
 
     def schema(self, schema_id: int, *, serialized: bool = False) -> RegisteredSchema:
         """Return the schema with this id; `serialized` asks for Protobuf's descriptors in base64 instead of
-        the text. Raises UnknownSchemaError, ServiceUnavailableError if no answer can be had now, and
-        UsageError if the registry refuses."""
+        the text. Raises UnknownSchemaError if the registry does not have it for ten seconds,
+        ServiceUnavailableError if no answer can be had now, and UsageError if the registry refuses."""
         key = schema_id, serialized
         with self._lock:
             known = self._schemas.get(key)
         if known is None:
             suffix = "?format=serialized" if serialized else ""
-            found = self._get(f"/schemas/ids/{schema_id}{suffix}", f"schema {schema_id}")
+            found = self._found(f"/schemas/ids/{schema_id}{suffix}", f"schema {schema_id}")
             references: dict[str, str] = {}
             self._add_references(found, suffix, references)
             known = RegisteredSchema(
@@ -148,9 +166,24 @@ class SchemaRegistry:
                 continue
             subject, version = quote(one["subject"], safe=""), one["version"]
             what = f"version {version} of subject {one['subject']!r}"
-            inner = self._get(f"/subjects/{subject}/versions/{version}{suffix}", what)
+            inner = self._found(f"/subjects/{subject}/versions/{version}{suffix}", what)
             self._add_references(inner, suffix, known)
             known[one["name"]] = inner["schema"]
+
+    def _found(self, path: str, what: str) -> Any:
+        end, times = self._clock() + _UNKNOWN_SECONDS, 0
+        while True:
+            try:
+                return self._get(path, what)
+            except UnknownSchemaError as error:
+                times += 1
+                seconds = BACKOFF.after(times)
+                if self._clock() + seconds > end:
+                    raise UnknownSchemaError(
+                        f"{error}, which was asked {times} times in {_UNKNOWN_SECONDS:g} s; check that this "
+                        f"is the registry of the records' producers and that the schema was not deleted"
+                    ) from error
+                self._pause(seconds)
 
     def _get(self, path: str, what: str, **options: Any) -> Any:
         try:
@@ -172,8 +205,14 @@ class SchemaRegistry:
             )
         if status >= 500 or status in _BUSY:
             raise ServiceUnavailableError(f"{self.shown} cannot answer now (HTTP {status}: {body})")
-        if status == 404 and what:
-            raise UnknownSchemaError(f"{what} is not in {self.shown}")
+        if status == 404:
+            code = _error_code(answer.data)
+            if code in _NOT_FOUND or (code == _NO_PATH and not what):
+                raise UnknownSchemaError(f"{what} is not in {self.shown}")
+            raise ServiceUnavailableError(
+                f"{self._base}{path} is answered by no schema registry now (HTTP 404: {body!r}); if that "
+                f"lasts, check the address, which includes the path of the registry's interface if it has one"
+            )
         try:
             if status != 200:
                 raise ValueError
@@ -185,6 +224,15 @@ class SchemaRegistry:
                 f"{self._base}{path} is no answer of a schema registry (HTTP {status}: {body!r}); check the "
                 f"address, which includes the path of the registry's interface if it has one"
             ) from None
+
+
+def _error_code(data: bytes) -> object:
+    """Return the error code of a registry's answer, None if it is another server's."""
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return None
+    return found.get("error_code") if isinstance(found, dict) else None
 
 
 def _parsed(url: str) -> tuple[str, dict[str, str]]:

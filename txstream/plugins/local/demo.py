@@ -118,7 +118,7 @@ def demo(
 
     Ends with status 0 when every total is exact, and with 1 when one is not, as it is with non-transactional.
     """
-    from txstream.engine.spark.java import find_java
+    from txstream.cli.java import find_java
     from txstream.plugins.local.embedded.files import locked
 
     if injected and story is None:

@@ -54,7 +54,7 @@ from txstream.engine.batch.worker_process import WorkerProcess
 T = TypeVar("T")
 
 _KEPT_ATTEMPTS = 100
-_OURS = (Path(__file__).parent, Path(__file__).parents[2] / "engine")
+_OURS = (Path(__file__).parents[1], Path(__file__).parents[2] / "engine")
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ from txstream import (
     TransactionalTopologyBuilder,
 )
 from txstream.api.spouts import SpoutContext, Unavailable
-from txstream.core.coordinator import Phase
+from txstream.core.coordinator import BatchPhase
 from txstream.core.errors import BatchFailedError
 from txstream.core.fault_points import At
 from txstream.examples.word_count import SPOUTS, SplitLine
@@ -31,7 +31,7 @@ from txstream.spouts.kafka.coordinator import KafkaPartitionCoordinator
 
 _HOLD_SECONDS = 25.0  # less than a message timeout
 _POLL_SECONDS = 0.05
-_SECOND = At(Phase.PROCESSING, 2)
+_SECOND = At(BatchPhase.PROCESSING, 2)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class SplitInOutage(SplitLine):
 
     def prepare(self, context: TopologyContext) -> None:
         super().prepare(context)
-        if At(Phase.PROCESSING, context.attempt.txid) == self.outage.at and not self.outage.has_begun:
+        if At(BatchPhase.PROCESSING, context.attempt.txid) == self.outage.at and not self.outage.has_begun:
             self.outage.fail()
 
 

@@ -99,7 +99,7 @@ def _collect_ledgers(
     add("records_total", counted.records)
     for phase, histogram in counted.phases.items():
         families.add_histogram(
-            *(topology, "txstream_batch_phase_seconds", histogram.buckets(), histogram.sum), phase
+            topology, "txstream_batch_phase_seconds", histogram.buckets(), histogram.sum, phase
         )
 
 

@@ -191,7 +191,10 @@ class RunMetrics(Watcher):
                 add("late_records_total", count, table)
             for phase, histogram in self._phases.items():
                 families.add_histogram(
-                    *(self._topology.id, "txstream_batch_phase_seconds", histogram.buckets(), histogram.sum),
+                    self._topology.id,
+                    "txstream_batch_phase_seconds",
+                    histogram.buckets(),
+                    histogram.sum,
                     phase,
                 )
             add("records_total", self._records)

@@ -35,6 +35,7 @@ from sqlalchemy import (
     delete,
     event,
     func,
+    inspect,
     literal_column,
     text,
     types,
@@ -48,9 +49,9 @@ from txstream.core.errors import StateTableError, StateValueError, UsageError
 from txstream.plugins.mysql import column_types as mysql_types
 from txstream.plugins.mysql.column_types import BinaryKey, TextKey, TextValue, collation
 from txstream.plugins.mysql.connect import classify, connect, is_mariadb, place
-from txstream.plugins.mysql.statements import JoinedUpsert
+from txstream.plugins.mysql.statements import JoinedUpsert, PlainInsert
 from txstream.state.records import FenceLockedError
-from txstream.state.sql.dialect import COLUMN_TYPES, Update, Upsert
+from txstream.state.sql.dialect import COLUMN_TYPES, BulkInsert, Update, Upsert
 from txstream.state.sql.errors import Failure, driver_error
 from txstream.state.sql.server_timeouts import ServerDialect, driver_of
 from txstream.state.sql.urls import without_password
@@ -97,7 +98,11 @@ class MySQLDialect(ServerDialect):
     package: ClassVar[str] = "txstream[mysql]"
     port: ClassVar[int | None] = 3306
     place_options: ClassVar[tuple[str, ...]] = (
-        *("database", "db", "init_command", "read_default_file", "read_default_group"),
+        "database",
+        "db",
+        "init_command",
+        "read_default_file",
+        "read_default_group",
     )
     clock: ClassVar[str | None] = "utc_timestamp(6)"
     commits_each_step: ClassVar[bool] = True
@@ -352,6 +357,26 @@ class MySQLDialect(ServerDialect):
     def removal(self, table: Table, column: str, before: ColumnElement[Any], most: int) -> Delete:
         # MySQL has no LIMIT in a subquery of IN.
         return delete(table).where(table.c[column] < before).with_dialect_options(mysql_limit=most)
+
+    def refuse_unfit(self, connection: Connection, table: Table) -> None:
+        keyed = bool(table.primary_key.columns)
+        second = [one["name"] for one in inspect(connection).get_indexes(table.name) if one["unique"]]
+        if keyed and second:
+            quoted = connection.dialect.identifier_preparer.quote_identifier
+            raise StateTableError(
+                f"state table {table.name!r} has the UNIQUE index {second[0]!r} beside its key, and "
+                f"{self.label} would write a row of a new key over the row that has the same "
+                f"value there; run ALTER TABLE {quoted(table.name)} DROP INDEX {quoted(str(second[0]))}"
+            )
+
+    def may_lose(self, connection: Connection, table: Table) -> bool:
+        # ON DUPLICATE KEY UPDATE names no index. Triggers change rows here, but cannot take any.
+        name = connection.dialect.identifier_preparer.format_table(table)
+        _, definition = connection.exec_driver_sql(f"SHOW CREATE TABLE {name}").one()
+        return "UNIQUE KEY" in definition
+
+    def bulk_insert(self, table: Table) -> BulkInsert | None:
+        return PlainInsert(self, table, PACKET_BYTES)
 
     def upsert(self, table: Table, update: Update | None) -> Upsert:
         return JoinedUpsert(self, table, update, PACKET_BYTES)

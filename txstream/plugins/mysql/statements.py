@@ -41,12 +41,13 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 
 from txstream.core.errors import StateValueError
-from txstream.state.sql.dialect import StateDialect, Update, Upsert, halved, key_columns
+from txstream.state.sql.dialect import BulkInsert, StateDialect, Update, Upsert, halved, key_columns
 from txstream.state.sql.errors import driver_error
 
 _DELTA = "txstream_delta"
 _TXID = "txstream_txid"
 _CANNOT_BE_NULL = 1048
+_DUPLICATE = 1062
 _LONGEST_VALUE_BYTES = 64  # of a number or a time with its CAST; text and bytes are added to it
 _LONGEST_RULES_BYTES = 10_000
 
@@ -65,14 +66,25 @@ class JoinedUpsert(Upsert):
         self._joined = self._txid is not None
         self._bound: list[tuple[str, Any]] = []  # the parameters after those of the rows, in order
         if update is None:
-            self._head, self._tail = f"{self._insert()} VALUES ", ""
+            self._head, self._tail = self._selecting() if self._joined else (f"{self._insert()} VALUES ", "")
         else:
             self._head, self._tail = self._joining(update) if self._joined else self._adding(update)
 
+    def _deltas(self) -> Any:
+        return plain_table(_DELTA, *(plain_column(name, self._table.c[name].type) for name in self._names))
+
+    def _selecting(self) -> tuple[str, str]:
+        """Return the SQL before and after the rows, which only inserts."""
+        rows = select(*self._deltas().c, bindparam(_TXID, type_=BigInteger))
+        return (
+            f"INSERT INTO {_quoted(self._table.name)} ({_listed([*self._names, str(self._txid)])}) "
+            f"WITH {_DELTA} ({_listed(self._names)}) AS (VALUES ",
+            f") {self._text(rows)}",
+        )
+
     def _joining(self, update: Update) -> tuple[str, str]:
         """Return the SQL before and after the rows, which computes new rows and overwrites old ones."""
-        columns = self._table.c
-        delta: Any = plain_table(_DELTA, *(plain_column(name, columns[name].type) for name in self._names))
+        columns, delta = self._table.c, self._deltas()
         values = _values(self._table, delta, update)
         same_key = and_(*(key == delta.c[key.name] for key in self._table.primary_key.columns))
         rows = select(*values.values()).select_from(delta.outerjoin(self._table, same_key))
@@ -141,6 +153,24 @@ class JoinedUpsert(Upsert):
                 f"table {self._table.name!r}, key {key}: its row takes a statement of {size} bytes, and the "
                 f"server's max_allowed_packet is {limit}; raise that, or keep less in a row"
             )
+
+
+class PlainInsert(BulkInsert):
+    """INSERT without ON DUPLICATE KEY UPDATE, so that no row goes into another one."""
+
+    chunk_rows: ClassVar[int] = JoinedUpsert.chunk_rows
+    least_rows: ClassVar[int] = 1
+
+    def __init__(self, dialect: StateDialect, table: Table, packet_bytes: str) -> None:
+        self._upsert = JoinedUpsert(dialect, table, None, packet_bytes)
+
+    def execute(self, connection: Connection, rows: pa.Table, txid: int) -> int | None:
+        try:
+            return self._upsert.execute(connection, rows, txid)
+        except DBAPIError as error:
+            if driver_error(error).args[:1] == (_DUPLICATE,):
+                return None  # the server has undone the statement; its transaction goes on
+            raise
 
 
 def _values(table: Table, delta: Any, update: Update) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from txstream.api.spouts import SourceSpout
 from txstream.api.topology import Phase
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.core.wording import counted
+from txstream.plugins.notebook.attempt_chart import look
 from txstream.plugins.notebook.graph import Edge, Node, svg
-from txstream.plugins.notebook.timeline import look
 
 if TYPE_CHECKING:
     from txstream.api.groupings import Grouping

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from txstream.api.topology import Topology
-from txstream.core.coordinator import Phase
+from txstream.core.coordinator import BatchPhase
 from txstream.core.errors import TxstreamError, UsageError
 from txstream.core.fault_points import At, Point
 from txstream.core.transaction import TransactionAttempt, Txid
@@ -23,7 +23,7 @@ from txstream.plugins.testing.driver import SteppedDriver, World
 
 MOST_FAILURES = 100
 _PATIENCE_STEP_SECONDS = 0.01
-_PROCESSED = (Phase.PROCESSED, Phase.COMMITTING, Phase.ADVANCING)
+_PROCESSED = (BatchPhase.PROCESSED, BatchPhase.COMMITTING, BatchPhase.ADVANCING)
 
 
 class NotReachedError(TxstreamError):

@@ -1,7 +1,4 @@
-"""Bolts whose calls are recorded, for tests that look at the order of calls.
-
-It is in the engine, like the other callers of user code, so tracebacks still begin in the user's own code.
-"""
+"""Bolts whose calls are recorded, for tests that look at the order of calls."""
 
 from __future__ import annotations
 
@@ -17,6 +14,8 @@ from txstream.api.topology import Phase
 from txstream.api.tuples import Chunk, Tuple
 from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.execution_plan import BoltSpec
+
+__tracebackhide__ = True  # tracebacks begin in the user's own code
 
 
 class CallKind(StrEnum):
@@ -60,11 +59,6 @@ class RecordedSpec(BoltSpec):
         if self.sink is not None:
             _Recorder(self, self.sink).watch(bolt)
         return bolt
-
-
-def is_recorder(value: object) -> bool:
-    """Whether an attribute of a bolt is a method that records, and nothing of its own."""
-    return getattr(value, "__module__", None) == __name__
 
 
 def recorded(spec: BoltSpec, sink: CallSink) -> BoltSpec:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.topology import Topology
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.core.coordinator import Phase
+from txstream.core.coordinator import BatchPhase
 from txstream.core.errors import BatchFailedError, UsageError
 from txstream.core.fault_points import At, Point, nobody_listens
 from txstream.core.semantics import Semantics
@@ -299,7 +299,7 @@ class TopologyTest:
         return self._control.driver.coordinator.current
 
     @property
-    def phases(self) -> dict[Txid, Phase]:
+    def phases(self) -> dict[Txid, BatchPhase]:
         """The phase of each open txid: "processing", "processed" or "committing"."""
         self._settle_if_running()
         coordinator = self._control.driver.coordinator

@@ -1,4 +1,4 @@
-"""Renders the views. Every expression of a template is escaped, unless it was drawn by `drawing.timeline`."""
+"""Renders the views. Every expression of a template is escaped, but what `notebook.attempt_chart` draws."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import txstream
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.core.placement import own_seconds
 from txstream.core.wording import counted, in_order, shown
-from txstream.plugins.notebook import timeline
+from txstream.plugins.notebook import attempt_chart
 from txstream.plugins.notebook.graph import Edge, Node, svg as draw
 from txstream.plugins.web.timeline import STEPS
 from txstream.plugins.web.views import shown_attempt
@@ -58,8 +58,8 @@ class Pages:
             "seconds": seconds,
             "own_seconds": own_seconds,
             "told": told,
-            "legend": timeline.legend,
-            "svg": timeline.svg,
+            "legend": attempt_chart.legend,
+            "svg": attempt_chart.svg,
             "flow": flow,
             "join": join,
             "STEPS": STEPS,

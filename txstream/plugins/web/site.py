@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from txstream.cli.asking import ask
 from txstream.core.errors import ServiceUnavailableError, TxstreamError, UsageError
 from txstream.inspect.databases import UnknownTopologyError, is_tracked, open_zookeeper
 from txstream.inspect.overview import look, topologies_in
 from txstream.inspect.standing import Standing, standing_of
 from txstream.plugins.web.comparing import Comparing
 from txstream.settings import Settings
-from txstream.zookeeper.asking import ask
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology

@@ -23,7 +23,7 @@ from txstream.inspect.ledgers import (
     ranges_in,
     time_of,
 )
-from txstream.plugins.notebook.timeline import Chart, Fate, Range, Run, charts
+from txstream.plugins.notebook.attempt_chart import Chart, Fate, Range, Run, charts
 
 if TYPE_CHECKING:
     from datetime import datetime

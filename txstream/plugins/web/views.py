@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstream import inspect
+from txstream.cli.asking import NotRunningError
 from txstream.core.errors import ServiceUnavailableError, StateTableError, TxstreamError, UsageError
 from txstream.core.transaction import Txid, epoch_of, sequence_of
 from txstream.core.wording import in_order
@@ -33,7 +34,6 @@ from txstream.inspect.standing import Standing, standing_document
 from txstream.plugins.compare import kept
 from txstream.plugins.notebook.graph import layers_of
 from txstream.plugins.notebook.topology import draw_topology
-from txstream.zookeeper.asking import NotRunningError
 
 if TYPE_CHECKING:
     from txstream.core.failing_batch import FailingBatch, Wait

@@ -15,15 +15,13 @@ import pyarrow as pa
 from sqlalchemy import Connection, case, delete, update
 
 from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN, TXID_COLUMN
-from txstream.core.errors import StateValueError, TxidRegressionError, TxstreamError
+from txstream.core.errors import StateValueError, TxstreamError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt
 from txstream.state.records import TableSpec
 from txstream.state.sql.dialect import StateDialect, Touch
 from txstream.state.sql.writer import TableWriter
 from txstream.state.values import chunks, shown_key, shown_values
-
-_BULK_ROWS = 200  # fewer are not worth a savepoint
 
 
 class AppendWriter(TableWriter):
@@ -53,11 +51,14 @@ class AppendWriter(TableWriter):
     ) -> None:
         """Write prepared rows. Raises StateValueError for a key that an earlier batch has written, if that is
         to fail, and TxidRegressionError."""
-        if self._bulk is not None and deltas.num_rows >= _BULK_ROWS:
+        if self._bulk is not None and deltas.num_rows >= self._bulk.least_rows:
             for chunk in chunks(deltas, self._bulk.chunk_rows):
-                if not self._bulk.execute(connection, chunk, attempt.txid):
-                    self._upserted(connection, attempt, chunk, answered)
+                written = self._bulk.execute(connection, chunk, attempt.txid)
                 answered()
+                if written is None:
+                    self._upserted(connection, attempt, chunk, answered)
+                else:
+                    self._prove(connection, attempt, chunk, written)
             return
         self._upserted(connection, attempt, deltas, answered)
 
@@ -68,8 +69,7 @@ class AppendWriter(TableWriter):
         for chunk in chunks(deltas, self._upsert.chunk_rows):
             written = self._upsert.execute(connection, chunk, attempt.txid)
             answered()
-            if written != chunk.num_rows:
-                raise self._refused(connection, attempt, chunk)
+            self._prove(connection, attempt, chunk, written)
 
     def explain(
         self,
@@ -113,8 +113,8 @@ class AppendWriter(TableWriter):
         return changes, stored <= txid
 
     def _refused(
-        self, connection: Connection, attempt: TransactionAttempt, chunk: pa.Table
-    ) -> StateValueError | TxidRegressionError:
+        self, connection: Connection, attempt: TransactionAttempt, chunk: pa.Table, missing: int
+    ) -> TxstreamError:
         if self.spec.state.on_conflict == "fail":
             for row, stored in self._stored_rows(connection, attempt.txid, chunk):
                 if stored[TXID_COLUMN] < attempt.txid:
@@ -124,4 +124,4 @@ class AppendWriter(TableWriter):
                         f"{shown_values(self.spec, chunk, row)}; give each row a key of its own, or "
                         f"choose on_conflict='ignore' or 'replace'"
                     )
-        return self._regression(connection, attempt, chunk)
+        return super()._refused(connection, attempt, chunk, missing)

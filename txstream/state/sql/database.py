@@ -86,9 +86,15 @@ class SqlTransaction(StateTransaction):
         self._life = life
         self._statements = statements
         self._sessions = statements.sessions
-        self._connection = connection
+        self._begun_later = connection
         self._answered = answered
         self._written: list[tuple[TransactionAttempt, TableWriter, pa.Table]] = []
+
+    @property
+    def _connection(self) -> Connection:
+        """The connection, its transaction begun: every statement but `raise_and_look` is sent on this one."""
+        self._sessions.dialect.begin(self._begun_later)  # once it has begun, this does nothing
+        return self._begun_later
 
     def raise_fence(self, attempt: AttemptId, *, may_be_equal: bool) -> None:
         url = self._sessions.display_url
@@ -106,7 +112,7 @@ class SqlTransaction(StateTransaction):
         """Both statements begin the transaction, in one round trip where the server can."""
         raising = fence.raising(self._life, attempt.attempt)
         looking = ledger.looking(self._life.topology, Txid(attempt.txid - 1), attempt.txid)
-        begun = self._sessions.dialect.begin_with(self._connection, raising, looking)
+        begun = self._sessions.dialect.begin_with(self._begun_later, raising, looking)
         if begun is None:
             return super().raise_and_look(attempt)
         raised, rows = begun
@@ -318,8 +324,11 @@ class StateDatabase(StateBackend):
         """
         here: SqlTransaction | None = None
         try:
-            with self.sessions.writing(doing, lock_timeout_seconds=lock_timeout_seconds) as begun:
-                here = SqlTransaction(life, self._statements, *begun)
+            session = self.sessions.writing(
+                doing, lock_timeout_seconds=lock_timeout_seconds, begins_later=True
+            )
+            with session as taken:
+                here = SqlTransaction(life, self._statements, *taken)
                 yield here
         except StateValueError as refused:
             if here is None or not isinstance(refused.__cause__, DBAPIError):

@@ -28,8 +28,9 @@ from sqlalchemy import (
 
 from txstream.core.dead_letters import DeadLetter, LetterKey
 from txstream.core.errors import LateRecordError
-from txstream.core.transaction import AttemptId, Txid
+from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.state.dead_letters import DEAD, StoredDeadLetter, cleaned, not_dead, place_of, retried_in
+from txstream.state.sql.errors import rows_missing
 from txstream.state.sql.framework_tables import dead_letter
 
 _HEAVY = ("key", "value", "headers", "traceback")
@@ -56,6 +57,8 @@ def insert(
     rows = [batch | _columns(cleaned(one)) | {"place": place_of(one.source)} for one in letters]
     if rows:
         connection.execute(sql_insert(dead_letter), rows)
+        mine = and_(_of(topology, uuid), dead_letter.c.txid == txid, dead_letter.c.attempt == attempt)
+        _prove(connection, mine, len(rows), TransactionAttempt(txid, attempt))
 
 
 def undo(connection: Connection, topology: str, uuid: str, txid: Txid) -> None:
@@ -71,13 +74,20 @@ def mark_retried(
     connection: Connection, topology: str, uuid: str, keys: Sequence[LetterKey], txid: Txid
 ) -> None:
     """See `DeadLetterTransaction.mark_retried`."""
+    marked = 0
     for key in sorted(keys, key=lambda key: (key.txid, key.place)):  # in order, against deadlocks
         row = and_(_of(topology, uuid), dead_letter.c.txid == key.txid, dead_letter.c.place == key.place)
         dead = update(dead_letter).where(row, dead_letter.c.status == DEAD)
-        if connection.execute(dead.values(status=retried_in(txid))).rowcount == 0:
+        found = connection.execute(dead.values(status=retried_in(txid))).rowcount
+        if not found:
             status = connection.execute(select(dead_letter.c.status).where(row)).scalar()
-            if status is not None:
+            if status not in (None, DEAD):
                 raise not_dead(topology, key, status, txid)
+            found = int(status == DEAD)  # it was to be marked
+        marked += found
+    if keys:
+        mine = and_(_of(topology, uuid), dead_letter.c.status == retried_in(txid))
+        _prove(connection, mine, marked, f"txid {txid}")
 
 
 def read(
@@ -117,6 +127,13 @@ def drop(connection: Connection, topology: str, keys: Sequence[LetterKey]) -> in
 
 def _of(topology: str, uuid: str) -> ColumnElement[bool]:
     return and_(dead_letter.c.topology == topology, dead_letter.c.uuid == uuid)
+
+
+def _prove(connection: Connection, mine: ColumnElement[bool], rows: int, whose: object) -> None:
+    """Require that there are so many of these rows. A trigger may have taken some, without an error."""
+    found = connection.execute(select(func.count()).select_from(dead_letter).where(mine)).scalar_one()
+    if found != rows:
+        raise rows_missing(dead_letter.name, whose, rows, rows - found)
 
 
 def _columns(letter: DeadLetter) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 import pyarrow as pa
 from sqlalchemy import (
@@ -33,11 +33,13 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    bindparam,
     delete,
     func,
     literal,
     literal_column,
     select,
+    true,
     tuple_,
     types,
 )
@@ -45,7 +47,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txstream.api.reducers import Reducer
 from txstream.api.schema import format_type
-from txstream.api.state import SqlState
+from txstream.api.state import TXID_COLUMN, SqlState
 from txstream.core.errors import StateTableError
 from txstream.core.semantics import Semantics
 from txstream.state.sql.errors import Failure
@@ -59,6 +61,9 @@ Asked = tuple[Any, Mapping[str, Any]]
 
 READ_ONLY: Final = "txstream_read_only"
 """Execution option of a connection that only reads: in SQLite its transactions take no lock."""
+
+BEGINS_LATER: Final = "txstream_begins_later"
+"""Execution option of a connection whose transaction begins with `StateDialect.begin` or `begin_with`."""
 
 INTEGER_RANGES: Final[dict[pa.DataType, tuple[int, int]]] = {
     pa.int8(): (-(2**7), 2**7 - 1),
@@ -113,25 +118,35 @@ class Upsert(ABC):
 
 
 class BulkInsert(ABC):
-    """A prepared insert of rows that are most likely new, faster than an upsert."""
+    """A prepared insert of rows that are most likely new, better than an upsert from so many rows on."""
 
     chunk_rows: ClassVar[int]
+    least_rows: ClassVar[int]
 
     @abstractmethod
-    def execute(self, connection: Connection, rows: pa.Table, txid: int) -> bool:
-        """Insert a chunk. Returns False, with nothing written, when a key is there already."""
+    def execute(self, connection: Connection, rows: pa.Table, txid: int) -> int | None:
+        """Insert a chunk. Returns the number of rows written; None when a key is there already: then the
+        chunk, of which rows may have been written, is to be upserted."""
 
 
 Found = tuple[list[int], dict[str, pa.Array]]
 """Rows that were found: the index of each row's key among the keys, and the requested columns."""
 
 
+Carries = Literal["=", "<="]
+"""How the txid of a row that a batch has written compares with the batch's: an older row may be left."""
+
+
 class Lookup(ABC):
-    """A prepared look-up of one table's rows by their keys."""
+    """A prepared look-up of one table's rows by their keys. `keys` has the key columns, no key twice."""
 
     @abstractmethod
     def find(self, connection: Connection, keys: pa.Table) -> Found:
-        """Return the rows that exist, in any order. `keys` has the key columns, no key twice."""
+        """Return the rows that exist, in any order."""
+
+    @abstractmethod
+    def count(self, connection: Connection, keys: pa.Table, txid: int) -> int:
+        """Return how many rows exist and carry the txid; in a table without txids, how many exist."""
 
 
 class StateDialect(ABC):
@@ -209,6 +224,9 @@ class StateDialect(ABC):
 
     def lock_definitions(self, connection: Connection) -> None:  # noqa: B027 - SQLite has one writer
         """Keep other drivers from creating tables until this transaction ends."""
+
+    def begin(self, connection: Connection) -> None:  # noqa: B027 - for most there is nothing to say first
+        """Begin the transaction of a connection with the option `BEGINS_LATER`, unless it has begun."""
 
     def begin_with(
         self, connection: Connection, update: Asked, query: Asked
@@ -347,6 +365,16 @@ class StateDialect(ABC):
             return literal_column(f"X'{value.hex()}'")
         return literal(value, column_type)
 
+    def refuse_unfit(self, connection: Connection, table: Table) -> None:  # noqa: B027 - most are asked later
+        """Raise StateTableError for what somebody has given a state table and would lose rows. Called at the
+        start; what comes later is found by `may_lose`."""
+
+    @abstractmethod
+    def may_lose(self, connection: Connection, table: Table) -> bool:
+        """Whether a row that this transaction has written may be gone, although the database has counted it:
+        it went into another row, or something that reacts to it took it. Asked of the catalog, which cannot
+        change for the table any more: the transaction that has written holds its lock."""
+
     def be_patient(self, connection: Connection) -> None:  # noqa: B027 - most have no limit of their own
         """Lift the time limit on statements for the rest of this transaction."""
 
@@ -371,9 +399,12 @@ class StateDialect(ABC):
         )  # so that it uses the index, whatever is estimated
         return delete(table).where((keys[0] if len(keys) == 1 else tuple_(*keys)).in_(chosen))
 
-    def lookup(self, table: Table, columns: Mapping[str, pa.DataType]) -> Lookup:
-        """Prepare the look-up of these columns of a table, which become arrays of these types."""
-        return _InLookup(self, table, columns)
+    def lookup(
+        self, table: Table, columns: Mapping[str, pa.DataType], carries: Carries | None = None
+    ) -> Lookup:
+        """Prepare the look-up of these columns of a table, which become arrays of these types. `carries` is
+        for a table with txids that are to be counted."""
+        return _InLookup(self, table, columns, carries)
 
     least: ClassVar[str] = "min"
     greatest: ClassVar[str] = "max"
@@ -402,22 +433,25 @@ class _InLookup(Lookup):
 
     chunk_rows: ClassVar[int] = 500
 
-    def __init__(self, dialect: StateDialect, table: Table, columns: Mapping[str, pa.DataType]) -> None:
+    def __init__(
+        self,
+        dialect: StateDialect,
+        table: Table,
+        columns: Mapping[str, pa.DataType],
+        carries: Carries | None,
+    ) -> None:
         self._dialect = dialect
         self._keys = key_columns(table)
         self._columns = dict(columns)
         self._query = select(*self._keys, *(table.c[name] for name in columns))
+        self._count = select(func.count()).select_from(table).where(carried(table, carries))
 
     def find(self, connection: Connection, keys: pa.Table) -> Found:
         width = len(self._keys)
         places: list[int] = []
         found: list[Any] = []
-        for start in range(0, keys.num_rows, self.chunk_rows):
-            part = keys.slice(start, self.chunk_rows)
-            columns = [self._dialect.to_driver(part.column(key.name)) for key in self._keys]
-            wanted = list(zip(*columns, strict=True))
+        for start, wanted, condition in self._parts(keys):
             place_of = {key: start + place for place, key in enumerate(wanted)}
-            condition = self._keys[0].in_(columns[0]) if width == 1 else tuple_(*self._keys).in_(wanted)
             for row in connection.execute(self._query.where(condition)):
                 places.append(place_of[tuple(row[:width])])
                 found.append(row[width:])
@@ -426,3 +460,23 @@ class _InLookup(Lookup):
             for place, (name, data_type) in enumerate(self._columns.items())
         }
         return places, arrays
+
+    def count(self, connection: Connection, keys: pa.Table, txid: int) -> int:
+        return sum(
+            connection.execute(self._count.where(condition), {"mine": txid}).scalar_one()
+            for _, _, condition in self._parts(keys)
+        )
+
+    def _parts(self, keys: pa.Table) -> Iterator[tuple[int, list[tuple[Any, ...]], ColumnElement[bool]]]:
+        """Yield the place of the first key of each part, its keys, and the condition that a row has one."""
+        for start in range(0, keys.num_rows, self.chunk_rows):
+            part = keys.slice(start, self.chunk_rows)
+            columns = [self._dialect.to_driver(part.column(key.name)) for key in self._keys]
+            wanted = list(zip(*columns, strict=True))
+            one = len(self._keys) == 1
+            yield start, wanted, self._keys[0].in_(columns[0]) if one else tuple_(*self._keys).in_(wanted)
+
+
+def carried(table: Table, carries: Carries | None) -> ColumnElement[bool]:
+    """Return the condition that a row carries the txid that is bound as `mine`."""
+    return true() if carries is None else table.c[TXID_COLUMN].bool_op(carries)(bindparam("mine"))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txstream.core.errors import (
     CorruptStateError,
     ServiceUnavailableError,
+    StateTableError,
     StateValueError,
     TxstreamError,
 )
@@ -59,6 +62,31 @@ def one_line(error: BaseException) -> str:
 def driver_error(error: DBAPIError) -> BaseException:
     """Return the driver's own exception. SQLAlchemy's would repeat the statement and its values."""
     return error.orig if error.orig is not None else error
+
+
+def rows_missing(table: str, whose: object, rows: int, missing: int) -> StateTableError:
+    """Return the error for rows that the database was told to write and has not, without an error."""
+    return StateTableError(
+        f"table {table!r}: {whose} wrote {rows} rows, and {missing} of them are not there as they were "
+        f"written, although the database reported no error; the batch was not committed. Look for a second "
+        f"UNIQUE index, a trigger or row-level security on the table, remove it, and start again"
+    )
+
+
+def wrapped(error: Exception, connection: Connection) -> DBAPIError:
+    """Return the driver's own error as SQLAlchemy's. A connection that is lost is given up with it: nothing
+    more is sent on it, not even a rollback, whose error would hide this one."""
+    if isinstance(error, DBAPIError):
+        return error
+    # Once invalidated, SQLAlchemy's connection no longer gives access to the driver's.
+    dialect: Any = connection.dialect
+    lost = connection.invalidated or dialect.is_disconnect(error, connection.connection, None)
+    if lost:
+        connection.invalidate(error)
+    found: DBAPIError = DBAPIError.instance(  # type: ignore[assignment]  # the driver's own error is no other
+        None, None, error, dialect.loaded_dbapi.Error, connection_invalidated=lost
+    )
+    return found
 
 
 def to_error(failure: Failure, database: str, doing: str, *, at_commit: bool) -> TxstreamError:

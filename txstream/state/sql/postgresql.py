@@ -5,6 +5,11 @@ that waited at the fence would not see the ledger row of the one it waited for, 
 without an error. The server ends a session that is idle in a transaction, such as a frozen driver's, before
 `message_timeout` has passed; a session that waits for the fence waits longer than that.
 
+Sessions. Nothing lasts longer than a transaction: no named statement is prepared and no setting is the
+session's. A pooler such as PgBouncer may give each transaction another session, in which a name of ours would
+mean another client's statement, without an error. Whether there is a pooler cannot be found out for certain:
+with one server connection all looks like a session. The settings go with BEGIN in one message.
+
 Statements. unnest(arrays): one statement and one answer for a whole chunk. The arrays are literals, which
 is twice as fast as lists that the driver formats. PostgreSQL reads back exactly what was written, for every
 value that `values.check_value` accepts. Text elements are always quoted, with backslash and quote escaped,
@@ -51,19 +56,23 @@ from sqlalchemy.exc import DBAPIError
 
 from txstream.api.reducers import Reducer
 from txstream.api.state import TXID_COLUMN
+from txstream.core.errors import StateTableError
 from txstream.state.sql.dialect import (
+    BEGINS_LATER,
     COLUMN_TYPES,
     INTEGER_RANGES,
     Asked,
     BulkInsert,
+    Carries,
     Found,
     Lookup,
     Update,
     Upsert,
+    carried,
     halved,
     key_columns,
 )
-from txstream.state.sql.errors import Failure, Kind, driver_error, one_line
+from txstream.state.sql.errors import Failure, Kind, driver_error, one_line, wrapped
 from txstream.state.sql.server_timeouts import ServerDialect, driver_of
 
 BYTE_ORDER = "C"
@@ -71,6 +80,7 @@ BYTE_ORDER = "C"
 
 _SEPARATOR = "\0"  # cannot occur in text: PostgreSQL does not store it, and `values.check_text` refuses it
 _LIST_PLACE = TXID_COLUMN  # no key column can have this name
+_LOCK_SECONDS = "txstream_lock_seconds"  # key in the `info` of a pooled connection
 _STATEMENT_BYTES = 64 * 2**20  # of values; escaped, they stay far below the server's limit of 1 GiB
 
 
@@ -79,7 +89,9 @@ class UnnestLookup(Lookup):
 
     chunk_rows: ClassVar[int] = 10_000
 
-    def __init__(self, table: Table, columns: Mapping[str, pa.DataType]) -> None:
+    def __init__(
+        self, table: Table, columns: Mapping[str, pa.DataType], carries: Carries | None = None
+    ) -> None:
         keys = key_columns(table)
         self._names = [key.name for key in keys]
         self._columns = dict(columns)
@@ -87,6 +99,8 @@ class UnnestLookup(Lookup):
         same = and_(*(table.c[name] == wanted.c[name] for name in self._names))
         query = select(wanted.c[_LIST_PLACE], *(table.c[name] for name in columns))
         self._sql = _compiled(query.select_from(wanted.join(table, same)))
+        count = select(func.count()).select_from(wanted.join(table, same)).where(carried(table, carries))
+        self._count = _compiled(count)
 
     def find(self, connection: Connection, keys: pa.Table) -> Found:
         found: list[tuple[Any, ...]] = []
@@ -101,6 +115,13 @@ class UnnestLookup(Lookup):
             name: pa.array(values, data_type)
             for (name, data_type), values in zip(self._columns.items(), columns, strict=True)
         }
+
+    def count(self, connection: Connection, keys: pa.Table, txid: int) -> int:
+        found = 0
+        for start in range(0, keys.num_rows, self.chunk_rows):
+            parameters = _array_parameters(keys.slice(start, self.chunk_rows), self._names)
+            found += connection.exec_driver_sql(self._count, {**parameters, "mine": txid}).scalar_one()
+        return found
 
 
 class UnnestUpsert(Upsert):
@@ -271,49 +292,77 @@ class PostgreSQLDialect(ServerDialect):
             pool_size=2,
             pool_timeout=self.connect_timeout_seconds,
             use_native_hstore=False,  # it would ask the server for an unused type on every start
-            connect_args={name: value for name, value in wanted.items() if name not in self.url.query},
+            connect_args={
+                **{name: value for name, value in wanted.items() if name not in self.url.query},
+                "prepare_threshold": None,
+            },
         )
-        event.listen(engine, "connect", self._set_timeouts)
+        event.listen(engine, "begin", self._begin_at_once)
         return engine
 
-    def _set_timeouts(self, driver: Any, _record: object) -> None:
-        self._configure(
-            driver,
-            idle_in_transaction_session_timeout=_milliseconds(self.idle_timeout_seconds),
-            lock_timeout=_milliseconds(self.lock_timeout_seconds),
-            statement_timeout=_milliseconds(self.statement_timeout_seconds),
+    def _begin_at_once(self, connection: Connection) -> None:
+        if not connection.get_execution_options().get(BEGINS_LATER, False):
+            self.begin(connection)
+
+    def begin(self, connection: Connection) -> None:
+        if not driver_of(
+            connection
+        ).info.transaction_status:  # a closed one is reported by the next statement
+            self._ask(connection, self._beginning(connection))
+
+    def _beginning(self, connection: Connection) -> str:
+        """Return the statements that begin every transaction. Its limits are its own: with a pooler, the
+        session is another client's next."""
+        level = driver_of(connection).isolation_level
+        lock_seconds = connection.info.get(_LOCK_SECONDS, self.lock_timeout_seconds)
+        settings = {
+            "idle_in_transaction_session_timeout": _milliseconds(self.idle_timeout_seconds),
+            "lock_timeout": _milliseconds(lock_seconds),
+            "statement_timeout": _milliseconds(self.statement_timeout_seconds),
+            # A row that a policy hides is an error, not a row less.
+            "row_security": "off",
             # In another zone the first and last possible days have years that Python does not know.
-            timezone="UTC",
+            "timezone": "'UTC'",
+        }
+        return "; ".join(
+            [
+                f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}" if level else "BEGIN",
+                *(f"SET LOCAL {name} = {value}" for name, value in settings.items()),
+            ]
         )
 
     @staticmethod
-    def _configure(driver: Any, **settings: object) -> None:
-        calls = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in settings.items())
-        driver.autocommit = True  # in a transaction, a rollback would undo the settings
-        driver.execute(f"SELECT {calls}")
-        driver.autocommit = False
+    def _ask(connection: Connection, statements: str) -> list[Any]:
+        """Send statements in one message and return their results; raise the error of the one that failed."""
+        import psycopg
+        from psycopg import errors, generators
+
+        driver = driver_of(connection)
+        try:
+            driver.pgconn.send_query(statements.encode(driver.info.encoding))
+            results: list[Any] = driver.wait(generators.execute(driver.pgconn))
+            if results[-1].error_message:
+                raise errors.error_from_result(results[-1], driver.info.encoding)
+        except psycopg.Error as error:
+            raise wrapped(error, connection) from error
+        return results
 
     def begin_with(
         self, connection: Connection, update: Asked, query: Asked
     ) -> tuple[int, Iterable[Sequence[Any]]] | None:
-        from psycopg import ClientCursor, errors, generators
+        from psycopg import ClientCursor
 
         driver = driver_of(connection)
         if driver.info.transaction_status:  # it has begun, or the connection is closed
             return None
-        level, cursor = driver.isolation_level, ClientCursor(driver)
-        sql = f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}" if level else "BEGIN"
+        sql, cursor = self._beginning(connection), ClientCursor(driver)
         for statement, parameters in (update, query):
             text = _kept(statement)
             dispatch: Any = connection.dispatch  # listeners are told of it, as of any statement
             dispatch.before_cursor_execute(connection, cursor, text, parameters, None, False)
             # The simple protocol takes several statements and no parameters. The driver quotes these.
             sql += f"; {cursor.mogrify(text, parameters)}"
-        driver.pgconn.send_query(sql.encode(driver.info.encoding))
-        results = driver.wait(generators.execute(driver.pgconn))
-        if results[-1].error_message:
-            raise errors.error_from_result(results[-1], driver.info.encoding)
-        _, changed, found = results
+        *_, changed, found = self._ask(connection, sql)
         rows = range(found.ntuples)
         columns = range(found.nfields)
         return changed.command_tuples, [
@@ -332,13 +381,12 @@ class PostgreSQLDialect(ServerDialect):
 
     @contextlib.contextmanager
     def lock_timeout(self, connection: Connection, seconds: float) -> Iterator[None]:
-        driver = driver_of(connection)
-        self._configure(driver, lock_timeout=_milliseconds(seconds))
+        info = connection.info  # no longer to be had once the connection is lost
+        info[_LOCK_SECONDS] = seconds
         try:
             yield
         finally:
-            if not driver.closed:
-                self._configure(driver, lock_timeout=_milliseconds(self.lock_timeout_seconds))
+            del info[_LOCK_SECONDS]
 
     def classify(self, error: DBAPIError) -> Failure:
         cause = driver_error(error)
@@ -409,6 +457,21 @@ class PostgreSQLDialect(ServerDialect):
             return literal_column(f"'\\x{value.hex()}'")
         return super().literal(column, column_type)
 
+    def refuse_unfit(self, connection: Connection, table: Table) -> None:
+        name = connection.dialect.identifier_preparer.format_table(table)
+        if connection.execute(select(func.row_security_active(name))).scalar_one():
+            raise StateTableError(
+                f"state table {table.name!r} has row-level security, which hides rows from this account, so "
+                f"that they would be neither updated nor undone; run ALTER TABLE {name} DISABLE ROW LEVEL "
+                f"SECURITY, or give the account BYPASSRLS"
+            )
+
+    def may_lose(self, connection: Connection, table: Table) -> bool:
+        # A second UNIQUE index raises an error, since an upsert names the key; so does a policy here.
+        name = connection.dialect.identifier_preparer.format_table(table)
+        asked = "SELECT relhastriggers FROM pg_class WHERE oid = %(name)s::regclass"
+        return bool(connection.exec_driver_sql(asked, {"name": name}).scalar_one())
+
     def be_patient(self, connection: Connection) -> None:
         connection.execute(select(func.set_config("statement_timeout", "0", True)))
 
@@ -433,8 +496,10 @@ class PostgreSQLDialect(ServerDialect):
         places = places.order_by(old.c[column]).limit(most)
         return delete(table).where(literal_column("ctid") == any_(func.array(places.scalar_subquery())))
 
-    def lookup(self, table: Table, columns: Mapping[str, pa.DataType]) -> Lookup:
-        return UnnestLookup(table, columns)
+    def lookup(
+        self, table: Table, columns: Mapping[str, pa.DataType], carries: Carries | None = None
+    ) -> Lookup:
+        return UnnestLookup(table, columns, carries)
 
 
 def _is_operational(error: DBAPIError) -> bool:

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DBAPIError
 
 from txstream.state.sql.dialect import BulkInsert
+from txstream.state.sql.errors import wrapped
 from txstream.state.sql.server_timeouts import driver_of
 
 _PIECE_BYTES = 1 << 18
@@ -24,6 +25,7 @@ _SAVEPOINT = "txstream_copy"
 
 class CopyInsert(BulkInsert):
     chunk_rows: ClassVar[int] = 50_000
+    least_rows: ClassVar[int] = 200  # fewer are not worth a savepoint
 
     def __init__(self, table: Table) -> None:
         self._names = [column.name for column in table.columns if {"key", "delta"} & column.info.keys()]
@@ -33,41 +35,32 @@ class CopyInsert(BulkInsert):
             sql.Identifier(str(table.name)), sql.SQL(", ").join(map(sql.Identifier, [*self._names, *txid]))
         )
 
-    def execute(self, connection: Connection, rows: pa.Table, txid: int) -> bool:
+    def execute(self, connection: Connection, rows: pa.Table, txid: int) -> int | None:
         columns = [copy_text(rows.column(name)) for name in self._names]
         body = copy_body(columns, txid if self._has_txid else None)
         if not self._is_keyed:
-            self._copy(connection, body)
-            return True
+            return self._copy(connection, body)
         connection.exec_driver_sql(f"SAVEPOINT {_SAVEPOINT}")
         try:
-            self._copy(connection, body)
+            written = self._copy(connection, body)
         except DBAPIError as error:
             if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
                 raise
             connection.exec_driver_sql(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
-            return False
+            return None
         connection.exec_driver_sql(f"RELEASE SAVEPOINT {_SAVEPOINT}")
-        return True
+        return written
 
-    def _copy(self, connection: Connection, body: memoryview) -> None:
+    def _copy(self, connection: Connection, body: memoryview) -> int:
         driver: Any = driver_of(connection)
         try:
-            with driver.cursor() as cursor, cursor.copy(self._sql) as copy:
-                for start in range(0, len(body), _PIECE_BYTES):
-                    copy.write(body[start : start + _PIECE_BYTES])
+            with driver.cursor() as cursor:
+                with cursor.copy(self._sql) as copy:
+                    for start in range(0, len(body), _PIECE_BYTES):
+                        copy.write(body[start : start + _PIECE_BYTES])
+                return int(cursor.rowcount)
         except psycopg.Error as error:
-            is_gone = bool(driver.closed)
-            if is_gone:
-                connection.invalidate(error)
-            raise DBAPIError.instance(
-                self._sql.as_string(None),
-                None,
-                error,
-                psycopg.Error,
-                connection_invalidated=is_gone,
-                dialect=connection.dialect,
-            ) from error
+            raise wrapped(error, connection) from error
 
 
 def copy_text(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -13,14 +13,13 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from sqlalchemy import Connection, Pool
 from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeoutError
 
 from txstream.core.errors import ServiceUnavailableError, TxstreamError
-from txstream.state.sql.dialect import READ_ONLY, StateDialect, Touch
-from txstream.state.sql.errors import one_line, to_error
+from txstream.state.sql.dialect import BEGINS_LATER, READ_ONLY, StateDialect, Touch
+from txstream.state.sql.errors import one_line, to_error, wrapped
 from txstream.state.sql.framework_tables import COMMITS_EACH_STEP
 from txstream.state.sql.urls import without_password
 
@@ -48,15 +47,21 @@ class Sessions:
 
     @contextlib.contextmanager
     def writing(
-        self, doing: str, *, lock_timeout_seconds: float | None = None, patient: bool = False
+        self,
+        doing: str,
+        *,
+        lock_timeout_seconds: float | None = None,
+        patient: bool = False,
+        begins_later: bool = False,
     ) -> Iterator[tuple[Connection, Touch]]:
         """Begin a transaction; commit it at the end of the block, undo it when the block raises.
 
         Yields its connection and a function to call whenever the server has answered. A `patient` transaction
-        may work on a whole table, for longer than a commit may take. `doing` describes it in messages. Raises
-        the database's errors as `errors.to_error` translates them.
+        may work on a whole table, for longer than a commit may take. One that `begins_later` is begun by the
+        caller. `doing` describes it in messages. Raises the database's errors as `errors.to_error` translates
+        them.
         """
-        connection = self._connect(doing)
+        connection = self._connect(doing).execution_options(**{BEGINS_LATER: begins_later})
         at_commit = False
         try:
             with contextlib.ExitStack() as stack:
@@ -70,7 +75,7 @@ class Sessions:
                     yield connection, answered
                     at_commit = True
         except (DBAPIError, self._driver_error) as error:
-            raise self._understood(self._wrapped(error, connection), doing, at_commit=at_commit) from error
+            raise self._understood(wrapped(error, connection), doing, at_commit=at_commit) from error
         finally:
             self._release(connection)
 
@@ -90,7 +95,7 @@ class Sessions:
             with self.dialect.deadline(connection, silence_seconds), connection.begin():
                 yield connection
         except (DBAPIError, self._driver_error) as error:
-            raise self._understood(self._wrapped(error, connection), doing) from error
+            raise self._understood(wrapped(error, connection), doing) from error
         finally:
             self._release(connection)
 
@@ -141,21 +146,8 @@ class Sessions:
 
     @property
     def _driver_error(self) -> type[Exception]:
-        """The driver's error in calls that bypass SQLAlchemy: setting a timeout, a ping, a deadline."""
+        """The driver's error in calls that bypass SQLAlchemy: a ping, a deadline."""
         found: type[Exception] = self.engine.dialect.loaded_dbapi.Error
-        return found
-
-    def _wrapped(self, error: Exception, connection: Connection) -> DBAPIError:
-        if isinstance(error, DBAPIError):
-            return error
-        # Once invalidated, SQLAlchemy's connection no longer gives access to the driver's.
-        dialect: Any = connection.dialect
-        lost = connection.invalidated or dialect.is_disconnect(error, connection.connection, None)
-        if lost:
-            connection.invalidate(error)
-        found: DBAPIError = DBAPIError.instance(  # type: ignore[assignment]  # the driver's own error is no other
-            None, None, error, self._driver_error, connection_invalidated=lost
-        )
         return found
 
     def _understood(self, error: DBAPIError, doing: str, *, at_commit: bool = False) -> TxstreamError:

@@ -46,9 +46,19 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError
 
 from txstream.api.reducers import Reducer
+from txstream.api.state import TXID_COLUMN
 from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.state.sql import sqlite_values
-from txstream.state.sql.dialect import READ_ONLY, Found, Lookup, StateDialect, Update, Upsert, key_columns
+from txstream.state.sql.dialect import (
+    READ_ONLY,
+    Carries,
+    Found,
+    Lookup,
+    StateDialect,
+    Update,
+    Upsert,
+    key_columns,
+)
 from txstream.state.sql.errors import REMEDY, Failure, Kind, driver_error, one_line
 from txstream.state.sql.framework_tables import fence
 from txstream.state.sql.urls import without_password
@@ -96,18 +106,22 @@ class RowsUpsert(Upsert):
 class RowsLookup(Lookup):
     """A join of the table with a list of the keys."""
 
-    def __init__(self, table: Table, columns: Mapping[str, pa.DataType]) -> None:
+    def __init__(
+        self, table: Table, columns: Mapping[str, pa.DataType], carries: Carries | None = None
+    ) -> None:
         quoted = sqlite.dialect().identifier_preparer.quote
         self._keys = [column.name for column in key_columns(table)]
         self._columns = dict(columns)
         names = [f"key{place}" for place in range(len(self._keys))]
         same = [f"t.{quoted(key)} = k.{name}" for key, name in zip(self._keys, names, strict=True)]
         # CROSS JOIN keeps the keys first, so that each is looked up in the tree of the table.
-        sql = (
-            f"SELECT k.place, {', '.join(f't.{quoted(name)}' for name in columns)} "  # noqa: S608 - quoted
-            f"FROM {_LIST} AS k CROSS JOIN {quoted(table.name)} AS t WHERE {' AND '.join(same)}"
-        )
-        self._lists = _Lists(["place", *names], sql)
+        found = f"FROM {_LIST} AS k CROSS JOIN {quoted(table.name)} AS t WHERE {' AND '.join(same)}"
+        wanted = ", ".join(f"t.{quoted(name)}" for name in columns)
+        self._lists = _Lists(["place", *names], f"SELECT k.place, {wanted} {found}")
+        self._has_txid = carries is not None
+        if carries is not None:
+            found += f" AND t.{TXID_COLUMN} {carries} ?"
+        self._counts = _Lists(names, f"SELECT count(*) {found}", with_last=self._has_txid)
 
     def find(self, connection: Connection, keys: pa.Table) -> Found:
         columns = [sqlite_values.to_driver(keys.column(name)) for name in self._keys]
@@ -119,6 +133,11 @@ class RowsLookup(Lookup):
             name: sqlite_values.from_driver(list(column), data_type)
             for (name, data_type), column in zip(self._columns.items(), values, strict=True)
         }
+
+    def count(self, connection: Connection, keys: pa.Table, txid: int) -> int:
+        columns = [sqlite_values.to_driver(keys.column(name)) for name in self._keys]
+        last = (txid,) if self._has_txid else ()
+        return sum(cursor.fetchone()[0] for cursor in self._counts.execute(connection, columns, last))
 
 
 class _Lists:
@@ -296,11 +315,22 @@ class SQLiteDialect(StateDialect):
             return super().merged(reducer, stored, delta)
         return func.coalesce(both, stored, delta, type_=stored.type)
 
+    def may_lose(self, connection: Connection, table: Table) -> bool:
+        # A constraint may be made with ON CONFLICT REPLACE; the key's own index is of origin pk.
+        asked = (
+            "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE type = 'trigger' AND "
+            "lower(tbl_name) = lower(?1)) OR EXISTS "
+            "(SELECT 1 FROM pragma_index_list(?1) WHERE \"unique\" AND origin <> 'pk')"
+        )
+        return bool(connection.exec_driver_sql(asked, (str(table.name),)).scalar_one())
+
     def upsert(self, table: Table, update: Update | None) -> Upsert:
         return RowsUpsert(table, update)
 
-    def lookup(self, table: Table, columns: Mapping[str, pa.DataType]) -> Lookup:
-        return RowsLookup(table, columns)
+    def lookup(
+        self, table: Table, columns: Mapping[str, pa.DataType], carries: Carries | None = None
+    ) -> Lookup:
+        return RowsLookup(table, columns, carries)
 
 
 def _turn_on_log(connection: Any, timeout_seconds: float) -> None:

@@ -174,6 +174,7 @@ def join_table(
                 f"start afresh with `txstream delete {topology} --drop-state`"
             )
         _refuse_differences(connection, dialect, owner, table, spec)
+        dialect.refuse_unfit(connection, table)
         creating = owner.declaration.get(_CREATING)
         by_time = _missing_index_by_time(connection, dialect, table)
         if by_time is not None and not creating:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txstream.engine.spark.java import Java, find_java
+from txstream.cli.java import Java, find_java
 from txstream.plugins.local.embedded.kafka import EmbeddedKafka
 from txstream.plugins.local.embedded.services import Services, Stopped, down, embedded, living, running, up
 from txstream.plugins.local.embedded.zookeeper import EmbeddedZooKeeper

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
+from txstream.cli.java import spark_jars
 from txstream.core.errors import ServiceUnavailableError
-from txstream.engine.spark.java import spark_jars
 from txstream.plugins.local.embedded.files import locked
 from txstream.plugins.local.embedded.java import LOGGING_JARS
 

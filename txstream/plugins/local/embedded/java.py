@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from txstream.engine.spark.java import Java
+from txstream.cli.java import Java
 
 # slf4j and log4j, for ZooKeeper and for Kafka, whose own jars come without a logging back end.
 LOGGING_JARS = ("slf4j-api-*.jar", "log4j-api-*.jar", "log4j-core-*.jar", "log4j-slf4j2-impl-*.jar")

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from txstream.cli.java import Java, find_java
 from txstream.core.errors import ServiceUnavailableError, UsageError
-from txstream.engine.spark.java import Java, find_java
 from txstream.plugins.local.embedded.jars import kafka_classpath
 from txstream.plugins.local.embedded.java import java_command
 from txstream.plugins.local.embedded.kafka_storage import (

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from txstream.cli.java import Java, find_java, spark_jars
 from txstream.core.errors import ServiceUnavailableError
-from txstream.engine.spark.java import Java, find_java, spark_jars
 from txstream.plugins.local.embedded.files import java_properties, write_atomically
 from txstream.plugins.local.embedded.java import LOGGING_JARS, java_command
 from txstream.plugins.local.embedded.ports import HOST, free_port, require_free

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from txstream.api.spouts import SpoutContext
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.coordinator import EmitBatch
-from txstream.core.errors import CrashError, FencedError, ServiceUnavailableError, TxstreamError
-from txstream.core.fault_points import Point
+from txstream.core.errors import FencedError, ServiceUnavailableError, TxstreamError
+from txstream.core.fault_points import CrashError, Point
 from txstream.core.transaction import Epoch, TransactionAttempt, Txid
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.runner_contract import BatchRunner

@@ -19,12 +19,12 @@ from txstream.core.batch_metas import BatchMetas
 from txstream.core.errors import (
     BatchFailedError,
     BoltError,
-    CrashError,
     PartitionUnavailableError,
     ServiceUnavailableError,
     StaleAttemptError,
     StateValueError,
 )
+from txstream.core.fault_points import CrashError
 from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import Layout, Stage

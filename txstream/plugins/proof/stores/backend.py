@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from txstream.api.reducers import Reducer
 from txstream.api.retention import limit_of
+from txstream.api.schema import format_type
 from txstream.core.batch_metas import to_json
 from txstream.core.dead_letters import DeadLetter, LetterKey
 from txstream.core.errors import (
@@ -113,7 +114,7 @@ class StoreBackend(StateBackend):
     def join(self, life: TopologyLife, *, first_run: bool, identity: Mapping[str, Any] | None = None) -> None:
         topology, uuid = life.topology, life.uuid
         for spec in life.tables:
-            declarations.check_table(spec, self.label, can_keep)
+            _check_table(spec, self.label)
         kept = None if identity is None else json.loads(to_json(identity))
         with self.transaction(exclusive=[_DEFINITIONS, layout.lock_of(topology)]) as here:
             fence = here.get("fence", (topology,))
@@ -453,3 +454,25 @@ def _prune_ledger(
 
 def _committed_before(row: BatchRecord, time: datetime) -> bool:
     return row.committed_at is not None and row.committed_at < time
+
+
+def _check_table(spec: TableSpec, label: str) -> None:
+    """Raise StateTableError for a declaration that this kind of store cannot keep."""
+    state = spec.state
+    declarations.check_length(state)
+    declarations.check_types(state)
+    if state.storage:
+        declarations.refuse_storage(state, label)
+    for field in (*state.key_schema, *state.value_schema):
+        if not can_keep(field.type):
+            raise StateTableError(
+                f"state table {state.table!r}: {label} cannot keep column {field.name!r} of type "
+                f"{format_type(field.type)} exactly; use another type or another database"
+            )
+    declarations.check_defaults(state, spec.semantics)
+    if not spec.is_keyed:
+        raise StateTableError(
+            f"state table {state.table!r}: a non-transactional table with on_conflict='fail' has rows that "
+            f"come twice, and {label} finds rows by their key; use a SQL database, or on_conflict='ignore' "
+            f"or 'replace'"
+        )

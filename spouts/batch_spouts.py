@@ -37,6 +37,7 @@ from txstream.core.errors import (
 from txstream.core.transaction import FIRST_TXID, TransactionAttempt, Txid
 from txstream.core.wording import a
 
+__tracebackhide__ = True  # errors begin in the spout's own code
 log = logging.getLogger(__name__)
 
 Meta = TypeVar("Meta")

@@ -15,6 +15,7 @@ from txstream.api.schema import parse_schema
 from txstream.api.tuples import DEFAULT_STREAM, Tuple
 from txstream.core.errors import TopologyError, TupleError
 
+__tracebackhide__ = True  # errors begin in the function
 _VALUES = frozenset((str, int, float))  # the usual types of a single field; they need no check
 
 Output: TypeAlias = str | pa.Schema | Mapping[str, str | pa.Schema]

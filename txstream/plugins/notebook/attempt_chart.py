@@ -230,7 +230,7 @@ def look() -> str:
 @cache
 def _template() -> Template:
     return Template(  # noqa: S702 - every expression is escaped
-        text=files("txstream.plugins.notebook").joinpath("timeline.mako").read_text(encoding="utf-8"),
+        text=files("txstream.plugins.notebook").joinpath("attempt_chart.mako").read_text(encoding="utf-8"),
         default_filters=["h"],
         strict_undefined=True,
     )
