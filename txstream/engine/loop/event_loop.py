@@ -34,7 +34,7 @@ from txstream.core.waiting import RunAbortedError, Waiting
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import BatchCommitter
 from txstream.engine.letters.retries import Retries
-from txstream.engine.letters.rows import Letters
+from txstream.engine.letters.rows import LetterReader
 from txstream.engine.loop.commit_phase import CommitPhase
 from txstream.engine.loop.failed_attempts import FailedAttempts
 from txstream.engine.loop.log_end import LogEnd
@@ -72,7 +72,7 @@ class EventLoop:
         waiting: Waiting,
         steering: Steering,
         log_end: LogEnd,
-        letters: Letters,
+        letters: LetterReader,
         retries: Retries,
         *,
         until_txid: int | None = None,
@@ -123,6 +123,7 @@ class EventLoop:
             keeps=topology.keeps,
         )
         self._retries = retries
+        self._letters = letters
         self.processing = Processing(
             *(self, runner, committer, self._planning, unreadable, watcher, self.statistics, codec),
             *(topology, letters, retries),
@@ -221,6 +222,7 @@ class EventLoop:
         for batch in self.coordinator.active.values():
             self.processing.cancel(batch.attempt)
         self.workers.shut_down()
+        self._letters.close()
 
     def fail_run(self, error: BaseException) -> None:
         self.failure = self.failure or error
