@@ -177,18 +177,19 @@ def shares(session: Any, settings: txstream.Settings, options: argparse.Namespac
     print(f"{records:,} records of each topic{'1 in':>46}{'of healthy':>12}{'failed':>8}")
     for form in options.formats:
         topics = {(kind, share): f"{form}-{kind}-{share}" for kind, _ in KINDS for share in SHARES}
-        make_shared_topic(settings.kafka, f"{form}-healthy", form, "", None, records)
+        kafka = settings.kafka or ""
+        make_shared_topic(kafka, f"{form}-healthy", form, "", None, records)
         for (kind, share), topic in topics.items():
-            make_shared_topic(settings.kafka, topic, form, kind, share, records)
+            make_shared_topic(kafka, topic, form, kind, share, records)
         for live in (False, True):
             for kind, where in KINDS:
                 found: dict[int | None, list[tuple[float, bool, int]]] = {}
                 for turn in range(options.turns + 1):
-                    for share in (None, *SHARES):
-                        topic = f"{form}-healthy" if share is None else topics[kind, share]
+                    for bad in (None, *SHARES):
+                        topic = f"{form}-healthy" if bad is None else topics[kind, bad]
                         one = run_along(session, settings, topic, form, where, live, records)
                         if turn:  # the first warms up
-                            found.setdefault(share, []).append(one)
+                            found.setdefault(bad, []).append(one)
                 healthy = statistics.median(rate for rate, _, _ in found[None])
                 for share in SHARES:
                     rate = statistics.median(rate for rate, _, _ in found[share])

@@ -15,11 +15,11 @@ from support.lists import each
 from txstream.api.bolts import DataFrameBolt, OutputFieldsDeclarer
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.spouts import OpaqueSpout
+from txstream.bolts.dataframes import check_dataframes, route_blocks
 from txstream.bolts.sql import SqlStateBolt
 from txstream.core.errors import TopologyError, TupleError
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.messages import ANSWER, Answer, Message, WorkOrder
-from txstream.engine.spark.dataframes import check_dataframes, route_blocks
 
 
 class Declares(DataFrameBolt):

@@ -11,11 +11,11 @@ from support.inmemory import MemoryLog, MemorySource
 from support.topologies import branching, declared, storm_example, word_count
 
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.description import printable
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
+from txstream.core.wording import printable
 
 CHAIN = """\
 topology word-count (opaque)

@@ -42,11 +42,13 @@ Printed = Callable[..., Any]
 
 
 class Check(BasicBolt):
-    """Fails at a bad line."""
+    """Fails at a bad line. It counts its tuples, so an attempt fails before the line is left out."""
 
     output = "word string"
+    tuples = 0
 
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        self.tuples += 1
         if tup["value"] == "bad":
             raise ValueError("bad")
         collector.emit((tup["value"],))

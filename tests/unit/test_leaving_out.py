@@ -244,7 +244,7 @@ class Decoding(MemoryEmitter):
 
 class Encoded(MemorySpout):
     def emitter(self, context: SpoutContext) -> MemoryEmitter:
-        return Decoding(super().emitter(context)._view)
+        return Decoding(super().emitter(context)._log)
 
     def undecoded(self) -> Any:
         return _Plain(self)
@@ -291,7 +291,7 @@ class Gaps(MemoryEmitter):
 
 class Compacted(MemorySpout):
     def emitter(self, context: SpoutContext) -> MemoryEmitter:
-        return Gaps(super().emitter(context)._view)
+        return Gaps(super().emitter(context)._log)
 
 
 def test_an_offset_that_was_counted_over_a_gap_is_not_believed(tmp_path: Path) -> None:

@@ -223,7 +223,8 @@ def test_the_topic_is_not_one_that_the_source_reads() -> None:
     pattern = KafkaSource(topic_pattern="lines.*")
     assert counting(pattern, "dead-lines").build().spout.source is pattern
     topology = counting(pattern, "lines-dead").build()
-    for source in (topology.spout.source, topology.components[0].instance.source):
+    instance: Any = topology.components[0].instance
+    for source in (topology.spout.source, instance.source):
         assert isinstance(source, KafkaSource)
         read = [name for name in ("lines", "lines-dead", "lines-dead2") if source.selection.reads(name)]
         assert read == ["lines", "lines-dead2"]

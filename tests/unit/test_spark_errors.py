@@ -87,7 +87,7 @@ def trace_of(raised: TxstreamError) -> str:
     kind = type(raised)
     return (
         "Traceback (most recent call last):\n"
-        '  File "/site-packages/txstream/engine/spark/dataframes.py", line 1, in _blocks_for\n'
+        '  File "/site-packages/txstream/bolts/dataframes.py", line 1, in _blocks_for\n'
         f"{kind.__module__}.{kind.__qualname__}: {raised}{notes}\n"
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from txstream.api.tuples import DEFAULT_STREAM
+from txstream.core.wording import printable
 
 
 class GroupingKind(StrEnum):
@@ -44,3 +45,9 @@ class Grouping:
     def __str__(self) -> str:
         source = self.component if self.stream == DEFAULT_STREAM else f"{self.component}.{self.stream}"
         return f"{self.kind}({', '.join((source, *self.fields))})"
+
+
+def describe_grouping(grouping: Grouping) -> str:
+    """Return how the tuples are spread, without their source: `shuffle`, `fields(word)`."""
+    fields = printable(", ".join(grouping.fields))
+    return f"{grouping.kind}({fields})" if fields else str(grouping.kind)

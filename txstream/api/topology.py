@@ -16,7 +16,6 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 
 from txstream.api.bolts import Bolt, StateCommitter
-from txstream.api.description import describe_topology, printable, topology_document
 from txstream.api.groupings import Grouping
 from txstream.api.spouts import SourceSpout
 from txstream.api.state import SqlState
@@ -27,7 +26,7 @@ from txstream.core.entry_points import VIEWS, load
 from txstream.core.errors import TopologyError
 from txstream.core.names import validate_topology_id
 from txstream.core.semantics import Semantics
-from txstream.core.wording import counted
+from txstream.core.wording import counted, printable
 
 _REPR_COMPONENTS = 6
 
@@ -197,8 +196,10 @@ class Topology:
     def describe(self) -> str:
         """Return a text: components from the spout down, each with its class, slots, tasks and
         phase, its inputs with their groupings, its output streams with their types, and its table."""
-        return describe_topology(self)
+        text: str = load(VIEWS, "words", "view of topologies")(self)
+        return text
 
     def to_document(self) -> dict[str, Any]:
         """Return what `describe` says, as JSON values, for `--json` and for scripts."""
-        return topology_document(self)
+        document: dict[str, Any] = load(VIEWS, "document", "view of topologies")(self)
+        return document

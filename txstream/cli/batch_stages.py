@@ -11,12 +11,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from txstream.api.bolts import StateCommitter
-from txstream.api.description import describe_grouping, printable
-from txstream.api.groupings import Grouping, GroupingKind
+from txstream.api.groupings import Grouping, GroupingKind, describe_grouping
 from txstream.api.spouts import SpoutContext
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.core.errors import UsageError
-from txstream.core.wording import counted
+from txstream.core.wording import counted, printable
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology

@@ -24,6 +24,8 @@ TIERS: Final = "txstream.tiers"
 ADDRESSES: Final = "txstream.addresses"
 """Of where a run finds services that nobody named: an object is called with the data directory (a Path) and
 returns addresses by their names in `Settings`, such as `zookeeper` and `kafka`."""
+COMPUTED_BOLTS: Final = "txstream.computed_bolts"
+"""Of bolts that Spark computes itself: the object `dataframe` makes a `ComputedBolts`."""
 EXPORTERS: Final = "txstream.exporters"
 """Of `txstream run --metrics`, whose exporter is `metrics`: an object is called with the topology, the
 address that was typed and how many partitions to show, and returns a context manager. It yields a `Watcher`
@@ -31,8 +33,8 @@ and the URL where the numbers are."""
 TASKS: Final = "txstream.tasks"
 """Of what runs topologies, on workers: a name is a topology's `tier`, its object a `TaskTier`."""
 VIEWS: Final = "txstream.views"
-"""Of drawings: `topology` and `svg` are called with a topology and return HTML and an SVG file's bytes,
-`batches` with numbers of batches and returns a figure."""
+"""Of what shows a topology: `words`, `document`, `topology` and `svg` are called with one and return a text,
+JSON values, HTML and an SVG file's bytes. `batches` is called with numbers of batches, for a figure."""
 VALUE_FORMATS: Final = "txstream.value_formats"
 """Of what values and keys of records are read by: a name is a source's `value_format`, its object makes the
 `ValueFormat`."""

@@ -40,3 +40,11 @@ def storable(text: str, most: int = _LONGEST_STORED) -> str:
         half = most // 2
         text = f"{text[:half]} [{len(text) - 2 * half:,} characters left out] {text[-half:]}"
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def printable(text: str) -> str:
+    """Return `text` on one line, with unprintable characters escaped. Ids and fields may be any strings."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from support.line_source import LineCoordinator, LineEmitter, LineRange, LineSource
 from support.wrong_spouts.registry import Plan, breaks
-from txstream.api.spouts import SpoutContext
+from txstream.api.spouts import SpoutContext, Unfit
 from txstream.core.transaction import TransactionAttempt, sequence_of
 
 
@@ -233,6 +233,17 @@ class Misjoining(LineEmitter):
     ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch]]:
         for _, batch in super().emit_many(attempt, metas):
             yield {next(iter(metas)): batch.num_rows}, batch
+
+
+@breaks("emit-many-equals-emit")
+class Unfitting(LineEmitter):
+    """Leaves out a line that can be decoded, and says nothing of it."""
+
+    def emit_fitting(
+        self, attempt: TransactionAttempt, metas: Mapping[str, LineRange], unfit: Unfit
+    ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch, None]]:
+        for counts, batch, _ in super().emit_fitting(attempt, metas, unfit):
+            yield {name: max(0, count - 1) for name, count in counts.items()}, batch.slice(1), None
 
 
 class MiscountedRange(LineRange):

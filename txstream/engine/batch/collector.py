@@ -34,6 +34,10 @@ HIDDEN = "\0"
 Send = Callable[[int, pa.RecordBatch, str, int | None], None]
 
 
+Mark = int | tuple[list[int], dict[tuple[str, int], int]]
+"""How many rows are held of each stream."""
+
+
 class Collector:
     """Buffers what a task emits, checks it against the declared streams, and passes it on as Arrow."""
 
@@ -45,22 +49,31 @@ class Collector:
         self._direct: dict[tuple[str, int], list[Any]] = {}
         self._arity = {stream: len(schema) for stream, schema in spec.streams.items()}
         self._is_open = True
-        self._sends = 0
+        self.sends = 0
+        """How often tuples were sent."""
+        # The only stream, if that is all that can be emitted to.
+        self._only = None if len(spec.streams) != 1 or spec.direct_streams else next(iter(spec.streams))
 
-    def mark(self) -> tuple[int, list[int], dict[tuple[str, int], int] | None]:
-        """Return how much was emitted so far, for `undo`."""
-        direct = {to: len(rows) for to, rows in self._direct.items()} if self._direct else None
-        return self._sends, [len(rows) for rows in self._rows.values()], direct
+    def mark(self) -> Mark:
+        """Return how much is held, for `undo`."""
+        if self._only is not None:
+            return len(self._rows[self._only])
+        direct = {to: len(rows) for to, rows in self._direct.items()}
+        return [len(rows) for rows in self._rows.values()], direct
 
-    def undo(self, mark: tuple[int, list[int], dict[tuple[str, int], int] | None]) -> bool:
-        """Drop what was emitted since the mark. Returns False if some of it was sent."""
-        sends, lengths, direct = mark
-        if sends != self._sends:
+    def undo(self, sends: int, mark: Mark) -> bool:
+        """Drop what was emitted since there were so many `sends`, and the mark. Returns False if some of it
+        was sent."""
+        if sends != self.sends:
             return False
+        if isinstance(mark, int):
+            assert self._only is not None
+            del self._rows[self._only][mark:]
+            return True
+        lengths, direct = mark
         for rows, length in zip(self._rows.values(), lengths, strict=True):
             del rows[length:]
-        if self._direct:
-            self._direct = {to: self._direct[to][:length] for to, length in (direct or {}).items()}
+        self._direct = {to: self._direct[to][:length] for to, length in direct.items()}
         return True
 
     def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
@@ -103,7 +116,7 @@ class Collector:
                 raise self._unfit(UnfitValueError(0, fits, None), stream)
         self._flush(stream)
         if batch.num_rows:
-            self._sends += 1
+            self.sends += 1
             self._send(self._task, self._given(batch), stream, None)
 
     def flush(self) -> None:
@@ -138,7 +151,7 @@ class Collector:
         if not rows:
             return
         self._rows[stream] = []
-        self._sends += 1
+        self.sends += 1
         self._send(self._task, self._to_arrow(rows, stream), stream, None)
 
     def _to_arrow(self, rows: list[Any], stream: str) -> pa.RecordBatch:

@@ -6,6 +6,7 @@ fails returns a description instead, and the driver raises the error again from 
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +23,7 @@ from txstream.engine.batch.sought import Sought
 # The callers of user code, beside modules that say by `__tracebackhide__`, as for pytest, that they are such.
 # Bolts, spouts and examples that ship with txstream are shown like a user's own.
 _FRAMEWORK = Path(__file__).resolve().parents[2]
-_CALLERS = (_FRAMEWORK / "engine", _FRAMEWORK / "api")
+_CALLERS = (f"{_FRAMEWORK / 'engine'}{os.sep}", f"{_FRAMEWORK / 'api'}{os.sep}")
 _MAX_TUPLE_CHARACTERS = 500
 _MAX_CHARACTERS = 8_000
 
@@ -93,7 +94,8 @@ def describe(
 ) -> Failure:
     """Return an exception as data. Its traceback begins in the user's own code. `spout` is the component
     whose tuples may have kept where their records are."""
-    place = _first_user_frame(error)
+    frames = _user_frames(error)
+    place = f" (in {Path(frames[0].filename).name}, line {frames[0].lineno})" if frames else ""
     if isinstance(error, errors.TxstreamError):
         name, message = _known_name(error), str(error)
     else:
@@ -114,7 +116,7 @@ def describe(
     if record is not None:
         message += f"; {record}"
     # Cut here already: the driver takes in what all tasks say, and puts before it who failed.
-    message, details = (storable(text, _MAX_CHARACTERS) for text in (message, _user_traceback(error)))
+    message, details = (storable(text, _MAX_CHARACTERS) for text in (message, _user_traceback(error, frames)))
     row = error.row if isinstance(error, errors.StateValueError) else None
     given = None if tup is None else Sought.of(dict(zip(tup.fields, tup.values, strict=True)))[:2]
     found = Failure(name, message, component, task, details, kind, record, row, given)
@@ -150,17 +152,10 @@ def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def _is_caller(frame: FrameType) -> bool:
-    is_within = Path(frame.f_code.co_filename).is_relative_to
-    return any(map(is_within, _CALLERS)) or bool(frame.f_globals.get("__tracebackhide__"))
+    return frame.f_code.co_filename.startswith(_CALLERS) or bool(frame.f_globals.get("__tracebackhide__"))
 
 
-def _first_user_frame(error: BaseException) -> str:
-    frames = _user_frames(error)
-    return f" (in {Path(frames[0].filename).name}, line {frames[0].lineno})" if frames else ""
-
-
-def _user_traceback(error: BaseException) -> str:
-    frames = _user_frames(error)
+def _user_traceback(error: BaseException, frames: list[traceback.FrameSummary]) -> str:
     if not frames:
         if isinstance(error, errors.TxstreamError):
             return ""

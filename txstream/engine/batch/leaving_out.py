@@ -36,7 +36,7 @@ from txstream.api.spouts import Offsets
 from txstream.api.topology import Phase
 from txstream.api.tuples import Chunk
 from txstream.core.batch_metas import is_numbered
-from txstream.core.errors import DecodeError, LateRecordError, ShortBatchError
+from txstream.core.errors import DecodeError, LateRecordError, ShortBatchError, TxstreamError
 from txstream.core.wording import counted
 from txstream.engine.batch.collector import HIDDEN, visible
 from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan
@@ -51,6 +51,8 @@ Integers = npt.NDArray[np.int64]
 
 _PARTITION, _OFFSET = f"{HIDDEN}partition", f"{HIDDEN}offset"
 _UNKNOWN = -1
+
+_NO_RECORD = (OSError, MemoryError, ModuleNotFoundError)
 
 Place = tuple[str, int, str]
 """Partition, offset and component."""
@@ -238,15 +240,15 @@ def may_retry(bolt: Bolt) -> bool:
     )
 
 
-def may_be_a_record(error: BaseException, failure: Failure, attempt: TransactionAttempt) -> bool:
+def may_be_a_record(error: BaseException) -> bool:
     """Whether a record can be to blame, and no service: what a network or a disk raises may go away."""
     cause: BaseException | None = error
     while cause is not None:
-        if not isinstance(cause, Exception) or isinstance(cause, (OSError, MemoryError)):
+        if not isinstance(cause, Exception) or isinstance(cause, _NO_RECORD):
             return False
         cause = cause.__cause__ or cause.__context__
-    found = failure.to_error(attempt)
-    return isinstance(found, OF_A_RECORD) and not isinstance(found, LateRecordError)
+    is_ours = isinstance(error, TxstreamError)
+    return isinstance(error, OF_A_RECORD) and not isinstance(error, LateRecordError) if is_ours else True
 
 
 def _is_recorder(value: object) -> bool:

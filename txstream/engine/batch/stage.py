@@ -169,33 +169,31 @@ class TaskRuntime:
     def _receive_leaving_out(self, leaving: LeavingOut, execute: Any, chunk: Chunk) -> None:
         """Execute tuples of the spout one by one, and leave out those that fail again by themselves."""
         collector, mark = self.collector, self.collector.mark
+        knows_all = leaving.knows_all
         for row, tup in enumerate(chunk.tuples()):
-            if leaving.knows_all and leaving.is_known(chunk, row, self.spec.id):
+            if knows_all and leaving.is_known(chunk, row, self.spec.id):
                 continue
             self._tuple = tup
-            before = mark()
+            sends, before = collector.sends, mark()
             try:
                 if (result := execute(tup, collector)) is not None:
                     refuse_result(self.bolt, "execute", result)
             except Exception as error:
-                if leaving.knows_all or not self._is_left_out(leaving, chunk, row, error, before):
+                is_undone = not knows_all and collector.undo(sends, before)
+                if not (is_undone and self._is_left_out(leaving, chunk, row, error)):
                     raise
 
-    def _is_left_out(
-        self, leaving: LeavingOut, chunk: Chunk, row: int, error: Exception, before: Any
-    ) -> bool:
-        """Leave out a tuple at which the bolt has failed, if nothing of it remains and it fails again."""
+    def _is_left_out(self, leaving: LeavingOut, chunk: Chunk, row: int, error: Exception) -> bool:
+        """Leave out a tuple at which the bolt has failed, if it fails again by itself."""
         if isinstance(error, TaskFailedError):  # of a bolt that has got what this one has sent
             return False
-        failure = self._described(error)
         return (
-            may_be_a_record(error, failure, leaving.attempt)
-            and self.collector.undo(before)
-            and self._fails_alone(leaving, one_row(chunk, row))
-            and leaving.take(chunk, row, failure)
+            may_be_a_record(error)
+            and self._fails_alone(one_row(chunk, row))
+            and leaving.take(chunk, row, self._described(error))
         )
 
-    def _fails_alone(self, leaving: LeavingOut, chunk: Chunk) -> bool:
+    def _fails_alone(self, chunk: Chunk) -> bool:
         """Whether a fresh instance fails at this tuple, too, and this one has kept nothing of what it got."""
         context, trial = self._context, self._trial
         collector = Collector(self.spec, self.task, lambda *_: None)
@@ -216,7 +214,7 @@ class TaskRuntime:
             collector.flush()
             return False
         except Exception as error:  # noqa: BLE001 - whether it is the record's decides
-            return may_be_a_record(error, self._described(error), leaving.attempt)
+            return may_be_a_record(error)
         finally:
             if trial is not None and kept_by(trial, context) == self._fresh:
                 self._trial = trial

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
 from typing import Any
 
 import pyarrow as pa
@@ -21,37 +23,49 @@ from txstream.core.transaction import TransactionAttempt
 from txstream.core.wording import counted
 from txstream.engine.letters.isolation import Found
 
-Letters = Callable[[TransactionAttempt, BatchMetas[Any], Sequence[Found]], Sequence[DeadLetter]]
-"""Returns the rows of what a batch leaves out. Message and traceback are known only of what was found now."""
-
 _KAFKA = {"topic", "partition", "offset", "value"}
-_LARGEST_GAP = 100  # a read of its own takes longer than so many records
+_LARGEST_GAP = 1_000  # a read of its own takes longer than so many records
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def letters_of(
-    source: PartitionedSpout[Any],
-    context: SpoutContext,
-    attempt: TransactionAttempt,
-    metas: BatchMetas[Any],
-    found: Sequence[Found],
-) -> list[DeadLetter]:
-    """Read the records that a batch leaves out. Raises what an emitter raises, and ShortReadError for a
-    record that is not there."""
-    if not metas.excluded:
-        return []
-    told = {(one.record.partition, one.record.offset): one for one in found}
-    undecoded = source.undecoded()
-    gap = _LARGEST_GAP if set(parse_schema(undecoded.output).names) >= _KAFKA else 0
-    emitter = undecoded.emitter(context)
-    try:
+class LetterReader:
+    """Reads the records that batches leave out. May be called from several threads at once. Connections are
+    kept until `close`: a batch with bad records is seldom the only one."""
+
+    def __init__(self, source: PartitionedSpout[Any], context: SpoutContext) -> None:
+        self._source = source
+        self._context = context
+        self._idle: deque[PartitionEmitter[Any]] = deque()
+
+    def __call__(
+        self, attempt: TransactionAttempt, metas: BatchMetas[Any], found: Sequence[Found]
+    ) -> list[DeadLetter]:
+        """Return the rows of what a batch leaves out; message and traceback are known only of what was found
+        now. Raises what an emitter raises, and ShortReadError for a record that is not there."""
+        if not metas.excluded:
+            return []
+        told = {(one.record.partition, one.record.offset): one for one in found}
+        source = self._source.undecoded()
+        gap = _LARGEST_GAP if set(parse_schema(source.output).names) >= _KAFKA else 0
+        try:
+            emitter = self._idle.pop()
+        except IndexError:
+            emitter = source.emitter(self._context)
+        try:
+            rows = _rows(emitter, attempt, metas, gap)
+        except BaseException:
+            emitter.close()
+            raise
+        self._idle.append(emitter)
         return [
-            _letter(record, row, told.get((record.partition, record.offset)))
-            for some in _together(metas.excluded, gap)
-            for record, row in zip(some, _rows(emitter, attempt, metas, some), strict=True)
+            _letter(one, row, told.get((one.partition, one.offset)))
+            for one, row in zip(metas.excluded, rows, strict=True)
         ]
-    finally:
-        emitter.close()
+
+    def close(self) -> None:
+        """Close what is idle."""
+        while self._idle:
+            self._idle.pop().close()
 
 
 def _together(records: Sequence[Excluded], gap: int) -> Iterator[list[Excluded]]:
@@ -67,24 +81,33 @@ def _together(records: Sequence[Excluded], gap: int) -> Iterator[list[Excluded]]
 
 
 def _rows(
-    emitter: PartitionEmitter[Any],
-    attempt: TransactionAttempt,
-    metas: BatchMetas[Any],
-    records: Sequence[Excluded],
+    emitter: PartitionEmitter[Any], attempt: TransactionAttempt, metas: BatchMetas[Any], gap: int
 ) -> list[Mapping[str, Any]]:
-    partition, offsets = records[0].partition, [one.offset for one in records]
-    span = until(replace(metas.partitions[partition], start=offsets[0]), offsets[-1] + 1)
-    found: list[Mapping[str, Any]] = []
-    for batch in emitter.emit(attempt, partition, span):
-        if set(batch.schema.names) >= _KAFKA:
-            batch = batch.filter(pc.is_in(batch.column("offset"), pa.array(offsets, pa.int64())))
-        found += batch.to_pylist()
-    if len(found) != len(records):
-        raise ShortReadError(
-            f"{attempt} leaves out {counted(len(records), 'record')} from {offsets[0]} on of partition "
-            f"{partition!r}, of which {len(found):,} are there to be kept as dead letters"
-        )
-    return found
+    """Return the records that a batch leaves out, in their order. Partitions are read at the same time."""
+    by_partition: dict[str, list[list[Excluded]]] = {}
+    for some in _together(metas.excluded, gap):
+        by_partition.setdefault(some[0].partition, []).append(some)
+    found: dict[str, list[Mapping[str, Any]]] = {name: [] for name in by_partition}
+    for each in zip_longest(*by_partition.values()):
+        wanted = {some[0].partition: [one.offset for one in some] for some in each if some}
+        spans = {
+            name: until(replace(metas.partitions[name], start=offsets[0]), offsets[-1] + 1)
+            for name, offsets in wanted.items()
+        }
+        behind = {name: len(found[name]) for name in wanted}
+        for name, batch in emitter.emit_many(attempt, spans):
+            if set(batch.schema.names) >= _KAFKA:
+                offsets = pa.array(wanted[name], pa.int64())
+                batch = batch.filter(pc.is_in(batch.column("offset"), offsets))
+            found[name] += batch.to_pylist()
+        for name, offsets in wanted.items():
+            there = len(found[name]) - behind[name]
+            if there != len(offsets):
+                raise ShortReadError(
+                    f"{attempt} leaves out {counted(len(offsets), 'record')} from {offsets[0]} on of "
+                    f"partition {name!r}, of which {there:,} are there to be kept as dead letters"
+                )
+    return [row for name in by_partition for row in found[name]]
 
 
 def _letter(record: Excluded, row: Mapping[str, Any], found: Found | None) -> DeadLetter:

@@ -91,6 +91,7 @@ class EventLoop:
             max_records_per_second=topology.max_records_per_second,
         )
         self._planning = Planning(self, parts, self.unreadable, pace)
+        self._retries, self._letters = parts.retries, parts.letters
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
         self.processing = Processing(
             self,
@@ -195,6 +196,7 @@ class EventLoop:
         for batch in self.coordinator.active.values():
             self.processing.cancel(batch.attempt)
         self.workers.shut_down()
+        self._letters.close()
 
     def fail_run(self, error: BaseException) -> None:
         self.failure = self.failure or error

@@ -13,7 +13,7 @@ from txstream.core.waiting import Waiting
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import BatchCommitter
 from txstream.engine.letters.retries import Retries
-from txstream.engine.letters.rows import Letters
+from txstream.engine.letters.rows import LetterReader
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.operator_changes import Steering
@@ -37,7 +37,7 @@ class LoopParts:
     waiting: Waiting
     steering: Steering
     log_end: LogEnd
-    letters: Letters
+    letters: LetterReader
     retries: Retries
     until_txid: int | None = None
     warm_up_seconds: float = 0.0

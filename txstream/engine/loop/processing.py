@@ -27,7 +27,7 @@ from txstream.engine.batch.sought import Sought, is_sought
 from txstream.engine.commit.committer import BatchCommitter, Prepared, ProcessedBatch
 from txstream.engine.letters.isolation import Found, Isolated, Isolation, found_at
 from txstream.engine.letters.retries import Retries
-from txstream.engine.letters.rows import Letters
+from txstream.engine.letters.rows import LetterReader
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.planning import Planning
 from txstream.engine.loop.report import Statistics
@@ -62,7 +62,7 @@ class Processing:
         statistics: Statistics,
         codec: MetaCodec[Any],
         topology: Topology,
-        letters: Letters,
+        letters: LetterReader,
         retries: Retries,
     ) -> None:
         self._codec = codec

@@ -21,7 +21,7 @@ from txstream.api.topology import Topology
 from txstream.core.errors import SparkLostError, UsageError
 from txstream.core.wording import a
 from txstream.engine.batch.execution_plan import ExecutionPlan
-from txstream.engine.spark.dataframes import Sessions, check_dataframes
+from txstream.engine.spark.computed_bolts import ComputedBolts, computed_bolts
 from txstream.engine.spark.java_process import SparkProcess
 from txstream.engine.spark.master import Master, await_executor
 from txstream.engine.spark.residents import refusal
@@ -80,7 +80,7 @@ class SparkEngine:
         self._opened = contextlib.ExitStack()
         self._context: SparkContext | None = None
         self._process = SparkProcess(None)
-        self._sessions: Sessions | None = None
+        self._computed: ComputedBolts | None = None
         self._warm: tuple[str, Broadcast[bytes]] | None = None
 
     def __enter__(self) -> Self:
@@ -138,7 +138,7 @@ class SparkEngine:
         if residents and (why := refusal(context)):
             log.warning("no Spark task stays between batches: %s", why)
             residents = 0
-        return SparkRunner(context, plan, self._session, sessions=self._sessions, residents=residents)
+        return SparkRunner(context, plan, self._session, computed=self._computed, residents=residents)
 
     def keep_warm(self, plan: ExecutionPlan) -> None:
         """Start Spark unless it is up, and have Python workers import what a batch needs. That also keeps
@@ -155,9 +155,7 @@ class SparkEngine:
                 # An id of its own: the plan that is run has states too, which only a leader knows.
                 run_id = uuid.uuid4().hex
                 self._warm = run_id, context.broadcast(pickled(plan))
-                if any(bolt.is_dataframe for bolt in plan.bolts):
-                    check_dataframes(plan)
-                    self._sessions = Sessions(context, self._session)
+                self._computed = computed_bolts(context, self._session, plan)
             run_id, shipped = self._warm
             tasks = min(context.defaultParallelism, max(plan.slots({}).values(), default=1))
             get_ready = functools.partial(_get_ready, shipped, run_id)

@@ -53,7 +53,7 @@ from txstream.engine.batch.task_answers import collect_result, open_answers
 from txstream.engine.batch.task_tree import task_tree
 from txstream.engine.batch.worker import run_first_stage, run_later_stage
 from txstream.engine.batch.worker_process import worker_process
-from txstream.engine.spark.dataframes import Sessions, check_dataframes, compute
+from txstream.engine.spark.computed_bolts import ComputedBolts, computed_bolts
 from txstream.engine.spark.errors import spark_error
 from txstream.engine.spark.executor import current_order, shipped_plan
 from txstream.engine.spark.java_process import SparkProcess
@@ -115,7 +115,7 @@ class SparkRunner:
     """A `BatchRunner` on Spark.
 
     `session` is the user's, for DataFrame bolts; without one they get sessions of the runner's own.
-    `sessions` are those for DataFrame bolts, if they are made already. `width` is the number of Spark tasks
+    `computed` is for DataFrame bolts, if it is made already. `width` is the number of Spark tasks
     that every batch gets, as far as slots go; with None it depends on the batch's size and on how long
     earlier batches took. `residents` is the number of Spark tasks that stay for small batches.
     """
@@ -127,10 +127,9 @@ class SparkRunner:
         session: SparkSession | None = None,
         *,
         width: int | None = None,
-        sessions: Sessions | None = None,
+        computed: ComputedBolts | None = None,
         residents: int = 0,
     ) -> None:
-        check_dataframes(plan)
         self.plan = plan
         self.slots: Mapping[str, int] = {}
         self._context = context
@@ -146,9 +145,7 @@ class SparkRunner:
         self._closed = False
         self._properties = JobProperties(context)
         self._shipped: Broadcast[bytes] = context.broadcast(pickled(plan))
-        if sessions is None and any(bolt.is_dataframe for bolt in plan.bolts):
-            sessions = Sessions(context, session)
-        self._sessions = sessions
+        self._computed = computed or computed_bolts(context, session, plan)
         self._residents = Residents(context, self._shipped, plan.run_id, residents)
 
     # --- for the event loop -------------------------------------------------------------------------
@@ -163,7 +160,7 @@ class SparkRunner:
             self.slots,
             width=self._width,
             # Nobody knows how long DataFrame bolts take.
-            record_seconds=None if self._sessions else self._cost.seconds,
+            record_seconds=None if self._computed else self._cost.seconds,
             can_stay=self._residents.count > 0,
         )
         layout = lay_out(self.plan, order.width, order.slots)
@@ -397,12 +394,10 @@ class SparkRunner:
 
     def _compute(self, pipeline: _Pipeline, stage: Stage, component: str) -> list[tuple[str, RDD[Element]]]:
         """The output streams of a DataFrame bolt. With adaptive execution, Spark already runs part of it."""
-        if self._sessions is None:
-            raise RuntimeError("a plan with DataFrame bolts was run without a session for them")
-        session = self._sessions.of_width(pipeline.order.width)
-        bolt = self.plan.bolt(component)
+        assert self._computed is not None, "the plan has such bolts"
+        bolt, compute = self.plan.bolt(component), self._computed.compute
         try:
-            return list(compute(session, self.plan, self._shipped, pipeline.order, stage, bolt, pipeline.rdd))
+            return list(compute(self.plan, self._shipped, pipeline.order, stage, bolt, pipeline.rdd))
         except TxstreamError:
             raise  # `from error` would make it its own cause
         except Exception as error:

@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
@@ -20,7 +19,7 @@ from txstream.engine.batch.sought import Sought
 from txstream.engine.commit.committer import BatchCommitter, state_committers
 from txstream.engine.letters.failing_record import Trials, name_record
 from txstream.engine.letters.retries import Retries
-from txstream.engine.letters.rows import letters_of
+from txstream.engine.letters.rows import LetterReader
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
@@ -81,7 +80,7 @@ class BatchTier(Tier[EventLoop]):
             waiting=ready.waiting,
             steering=taken.steering,
             log_end=log_end,
-            letters=partial(letters_of, source, ready.plan.context),
+            letters=LetterReader(source, ready.plan.context),
             retries=Retries(
                 [target.of(self.topology, taken.identity.uuid) for target in targets],
                 source.letter_decoder(ready.plan.context),

@@ -9,12 +9,13 @@ import base64
 from typing import TYPE_CHECKING
 
 from txstream.api.bolts import DataFrameBolt, StateCommitter
-from txstream.api.description import describe_grouping, describe_instance, printable, state_semantics
+from txstream.api.groupings import describe_grouping
 from txstream.api.spouts import SourceSpout
 from txstream.api.topology import Phase
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.core.wording import counted
+from txstream.core.wording import counted, printable
 from txstream.plugins.notebook.attempt_chart import look
+from txstream.plugins.notebook.description import describe_instance, state_semantics
 from txstream.plugins.notebook.graph import Edge, Node, svg
 
 if TYPE_CHECKING:

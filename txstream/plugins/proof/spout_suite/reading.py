@@ -9,8 +9,8 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Generator, Mapping
-from itertools import islice
-from typing import Any
+from itertools import islice, repeat
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -237,8 +237,8 @@ def _give_up(emitter: PartitionEmitter[Any], partition: str, batch: Batch) -> No
 
 @CHECKS.promise(
     "emit-many-equals-emit",
-    "`emit_many` and `emit_joined` give each partition the same rows as `emit`, in the same order, and give "
-    "no rows of other partitions.",
+    "`emit_many`, `emit_joined` and `emit_fitting` give each partition the same rows as `emit`, in the same "
+    "order, and give no rows of other partitions.",
     "partitions may take turns, but each one's rows keep their order and come under its name",
 )
 def emit_many_equals_emit(trial: SpoutTrial) -> None:
@@ -249,7 +249,7 @@ def emit_many_equals_emit(trial: SpoutTrial) -> None:
         *({name: meta} for name, meta in metas.items()),
     ]
     for asked in orders:
-        for read in (_together, _joined):
+        for read in (_together, _joined, _fitting):
             found = trial.ask(f"{sorted(asked)} are read together", read, trial.emitter(), asked)
             surplus = sorted(set(found) - set(asked))
             if surplus:
@@ -272,6 +272,20 @@ def _joined(emitter: Any, metas: Mapping[str, Any]) -> Reading:
         for partition, count in counts.items():
             rows.setdefault(partition, []).extend(islice(left, count))
     return rows
+
+
+def _fitting(emitter: Any, metas: Mapping[str, Any]) -> Reading:
+    rows: Reading = {}
+    for counts, batch, offsets in emitter.emit_fitting(attempt(), metas, _refuse):
+        of_rows = repeat(None, batch.num_rows) if offsets is None else offsets
+        left = iter(zip(batch.to_pylist(), of_rows, strict=True))
+        for partition, count in counts.items():
+            rows.setdefault(partition, []).extend(row for row, _ in islice(left, count))
+    return rows
+
+
+def _refuse(_partition: str, _offset: int, error: Exception) -> NoReturn:
+    raise error
 
 
 @CHECKS.promise(

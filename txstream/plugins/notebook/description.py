@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from txstream.api.bolts import Bolt, DataFrameBolt, StateCommitter
-from txstream.api.groupings import Grouping
+from txstream.api.groupings import Grouping, describe_grouping
 from txstream.api.schema import format_schema, format_type
 from txstream.api.spouts import SourceSpout
 from txstream.api.tracked import Spout
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.core.semantics import Semantics
-from txstream.core.wording import counted
+from txstream.core.wording import counted, printable
 
 if TYPE_CHECKING:
     from txstream.api.topology import Component, StateUse, Topology
@@ -62,23 +62,9 @@ def describe_instance(instance: SourceSpout[Any] | Spout | Bolt) -> str:
     return getattr(instance, "__name__", type(instance).__name__)
 
 
-def describe_grouping(grouping: Grouping) -> str:
-    """Return how the tuples are spread, without their source: `shuffle`, `fields(word)`."""
-    fields = printable(", ".join(grouping.fields))
-    return f"{grouping.kind}({fields})" if fields else str(grouping.kind)
-
-
 def state_semantics(topology: Topology, bolt: StateCommitter) -> Semantics:
     """Return the semantics that was chosen for a state when the topology was built."""
     return next(semantics for committer, semantics in topology.states if committer is bolt)
-
-
-def printable(text: str) -> str:
-    """Return `text` on one line, with unprintable characters escaped. Ids and fields may be any strings."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in text
-    )
 
 
 # --- the text ------------------------------------------------------------------------------------------

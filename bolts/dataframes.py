@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+__tracebackhide__ = True  # tracebacks begin in the user's own code
+
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _ADAPTIVE = "spark.sql.adaptive.enabled"
 _PLAIN_NAME = re.compile(r"\w+")
@@ -90,11 +92,13 @@ def check_dataframes(plan: ExecutionPlan) -> None:
 class Sessions:
     """The sessions in which DataFrame bolts are computed: the user's, or one for each width of a batch.
 
-    They are made before the first batch, and one is used at once: what Spark needs for its first DataFrame
-    takes seconds, which must not count against the time limit of a batch.
+    This is the `ComputedBolts` of DataFrame bolts. It is made before the first batch, and one session is used
+    at once: what Spark needs for its first DataFrame takes seconds, which must not count against the time
+    limit of a batch.
     """
 
-    def __init__(self, context: SparkContext, given: SparkSession | None) -> None:
+    def __init__(self, context: SparkContext, given: SparkSession | None, plan: ExecutionPlan) -> None:
+        check_dataframes(plan)
         from pyspark.sql import SparkSession
 
         self._given = given
@@ -117,6 +121,18 @@ class Sessions:
                 session = self._by_width[width] = self._base.newSession()
                 session.conf.set(_SHUFFLE_PARTITIONS, width)
             return session
+
+    def compute(
+        self,
+        plan: ExecutionPlan,
+        shipped: Broadcast[bytes],
+        order: WorkOrder,
+        stage: Stage,
+        spec: BoltSpec,
+        messages: RDD[Element],
+    ) -> Iterator[tuple[str, RDD[Element]]]:
+        """See `ComputedBolts`."""
+        return compute(self.of_width(order.width), plan, shipped, order, stage, spec, messages)
 
 
 def _warn_of_partitions(session: SparkSession) -> None:
