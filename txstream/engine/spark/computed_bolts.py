@@ -30,9 +30,9 @@ class ComputedBolts(Protocol):
         spec: BoltSpec,
         messages: RDD[Element],
     ) -> Iterator[tuple[str, RDD[Element]]]:
-        """Apply a bolt of `stage` to the messages before it. Yield, for each of its output streams, the origin
-        of its messages and an RDD of elements for the next stage. Raises the error of the bolt, and TupleError
-        when it returns other columns than declared."""
+        """Apply a bolt of `stage` to the messages before it. Yield, for each of its output streams, the
+        origin of its messages and an RDD of elements for the next stage. Raises the error of the bolt, and
+        TupleError when it returns other columns than declared."""
 
 
 def computed_bolts(

@@ -102,8 +102,8 @@ class RegisteredReader(_FittingReader):
         self._decoders: dict[int, Decoder | UnresolvableError] = {}
 
     def read_fit(self, values: Sequence[bytes | None]) -> tuple[pa.Array, Mapping[int, str]]:
-        """See `_FittingReader`. Raises BadValueError for the first bad value if one of a schema that cannot be
-        read as the topology's is among them: whether they are to blame is not known yet. Raises
+        """See `_FittingReader`. Raises BadValueError for the first bad value if one of a schema that cannot
+        be read as the topology's is among them: whether they are to blame is not known yet. Raises
         ServiceUnavailableError while the registry does not answer, UsageError if it refuses to, and
         UnknownSchemaError if it does not have a schema."""
         found: list[tuple[Sequence[int], pa.Array]] = []
