@@ -385,10 +385,11 @@ def _tell(
         return 0
     done = report.caught_up if until else until_txid is None or report.last_txid >= until_txid
     if not done:
+        waited = f" (it was waiting for {report.waiting_for})" if report.waiting_for else ""
         with about(Txid(report.last_txid) or None):
             print_error(
-                f"txstream: stopped after txid {report.last_txid}, before the run was done; run it again to "
-                f"go on"
+                f"txstream: stopped after txid {report.last_txid}, before the run was done{waited}; run it "
+                f"again to go on"
             )
     return 0 if done else 1
 
