@@ -297,10 +297,11 @@ def _tell(cli: Cli, report: RunReport | None, stopped: bool, end: RunEnd) -> int
         return 0
     done = end.is_reached(report)
     if not done:
+        waited = f" (it was waiting for {report.waiting_for})" if report.waiting_for else ""
         with about(Txid(report.last_txid) or None):
             print_error(
-                f"txstream: stopped after txid {report.last_txid}, before the run was done; run it again to "
-                f"go on"
+                f"txstream: stopped after txid {report.last_txid}, before the run was done{waited}; run it "
+                f"again to go on"
             )
     return 0 if done else 1
 

@@ -23,6 +23,7 @@ from txstream.core.dead_letters import LetterKey
 from txstream.core.errors import BatchFailedError, ServiceUnavailableError
 from txstream.core.transaction import Txid, about
 from txstream.engine.batch.sizing import ONE_TASK_RECORDS, planned_records
+from txstream.engine.loop.held_back import HeldBackRecords
 from txstream.engine.loop.leadership_watch import if_leading
 from txstream.engine.loop.open_batches import Batches
 from txstream.engine.loop.pace import Pace
@@ -55,6 +56,7 @@ class Planning:
         self._unreadable = unreadable
         self._pace = pace
         self._log_end = parts.log_end
+        self._held_back = HeldBackRecords(parts.waiting, batches.workers)
         self._idle_polls = 0
         self._planned_at: dict[Txid, datetime] = {}
         self._most_of_partition = parts.topology.spout.source.max_records_per_partition
@@ -146,6 +148,7 @@ class Planning:
         if not coordinator.is_planning(plan.ticket):
             return
         self._waiting.end(_SOURCE)
+        self._held_back.tell(self._spout.held_back)
         if metas is None:
             self._idle_polls += 1
             self._plan_nothing(plan, _POLL.after(self._idle_polls))
