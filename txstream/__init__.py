@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         custom as custom,
     )
     from txstream.api.spouts import (
+        HeldBack as HeldBack,
         NonTransactionalSpout as NonTransactionalSpout,
         OpaqueSpout as OpaqueSpout,
         PartitionCoordinator as PartitionCoordinator,
@@ -176,6 +177,7 @@ _HOMES = {
     "txstream.api.map_state": ("MapState",),
     "txstream.api.reducers": ("Count", "Last", "Max", "Min", "Reducer", "Sum", "custom"),
     "txstream.api.spouts": (
+        "HeldBack",
         "NonTransactionalSpout",
         "OpaqueSpout",
         "PartitionCoordinator",

@@ -10,6 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -52,6 +53,16 @@ class SpoutContext:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """Records that are in the log and cannot be read before something else has ended: how many, behind what,
+    in words for people ("an open transaction of producer 7"), and since when, as far as the source knows."""
+
+    records: int
+    behind: str
+    since: datetime
+
+
 class PartitionCoordinator(ABC, Generic[Meta]):
     """Decides what batches hold. There is one per run, on the driver, called from one thread at a time.
 
@@ -82,6 +93,10 @@ class PartitionCoordinator(ABC, Generic[Meta]):
     untaken_records: int | None = None
     """How many records the last `plan` saw and did not take, over all partitions; None if it cannot tell
     without asking again. Only for the ledger, to show the lag later."""
+
+    held_back: Mapping[str, HeldBack] = MappingProxyType({})
+    """Which partitions have records that the last `plan` or `targets` saw and that cannot be read yet. A run
+    shows what has been held back for some seconds as a wait. Targets and lag are to count such records."""
 
     read_ahead: Mapping[str, bytes] = MappingProxyType({})
     """What the last `plan` has read already of the ranges that it answered, by partition, in a form that the

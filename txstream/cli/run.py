@@ -385,11 +385,10 @@ def _tell(
         return 0
     done = report.caught_up if until else until_txid is None or report.last_txid >= until_txid
     if not done:
+        waited = f" (it was waiting for {report.waiting_for})" if report.waiting_for else ""
+        stopped_after = f"stopped after txid {report.last_txid}, before the run was done{waited}"
         with about(Txid(report.last_txid) or None):
-            print_error(
-                f"txstream: stopped after txid {report.last_txid}, before the run was done; run it again to "
-                f"go on"
-            )
+            print_error(f"txstream: {stopped_after}; run it again to go on")
     return 0 if done else 1
 
 

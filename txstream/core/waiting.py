@@ -120,12 +120,14 @@ class Waiting:
         """Whether the wait under this key is under way."""
         return key in self._waits
 
-    def begin(self, key: str, what: str, reason: object, because: str = "") -> None:
+    def begin(
+        self, key: str, what: str, reason: object, because: str = "", since: datetime | None = None
+    ) -> None:
         """Begin to wait for `what`. A wait that has begun under this key goes on, even if it was for
-        something else."""
+        something else, or because of something else. `since` is given if it is not now."""
         before = wait = self._waits.get(key)
-        if wait is None or wait.what != what:
-            since = datetime.now(UTC) if wait is None else wait.since
+        if wait is None or (wait.what, wait.because) != (what, because):
+            since = (since or datetime.now(UTC)) if wait is None else wait.since
             wait = Wait(what, since, because, storable(str(reason), _LONGEST_REASON))
             self._began.setdefault(key, self._clock())
             self._waits[key] = wait

@@ -25,6 +25,7 @@ from txstream.core.transaction import Txid, about
 from txstream.core.waiting import Waiting
 from txstream.engine.batch.sizing import ONE_TASK_RECORDS, planned_records
 from txstream.engine.letters.retries import Retries
+from txstream.engine.loop.held_back import HeldBackRecords
 from txstream.engine.loop.leadership_watch import if_leading
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Batches
@@ -71,6 +72,7 @@ class Planning:
         self._unreadable = unreadable
         self._pace = pace
         self._log_end = log_end
+        self._held_back = HeldBackRecords(waiting, batches.workers)
         self._idle_polls = 0
         self._planned_at: dict[Txid, datetime] = {}
         self._most_of_partition = most_of_partition
@@ -154,6 +156,7 @@ class Planning:
             if not coordinator.is_planning(plan.ticket):
                 return
             self._waiting.end(_SOURCE)
+            self._held_back.tell(self._spout.held_back)
             if metas is None:
                 self._idle_polls += 1
                 batches.carry_out(coordinator.nothing_to_plan(plan.ticket))

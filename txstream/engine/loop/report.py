@@ -105,7 +105,8 @@ class RunReport:
     `replayed_attempts` counts those beyond each txid's first, including later txids that were replayed with a
     failed one. `recovered_batches` counts those that an earlier run left open or half committed. `stopped_by`
     is the operator who stopped the run (`txstream stop`); `dead_letters` is how many records its batches left
-    out. `timings` are those of its last batches, which `plot` draws."""
+    out; `waiting_for` is what it was waiting for when it ended. `timings` are those of its last batches,
+    which `plot` draws."""
 
     topology: str
     uuid: str
@@ -124,6 +125,7 @@ class RunReport:
     stopped_by: str | None = None
     timings: tuple[BatchTiming, ...] = field(default=(), repr=False, compare=False)
     dead_letters: int = 0
+    waiting_for: str | None = None
 
     def __repr__(self) -> str:
         done = f"{counted(self.batches, 'batch', 'batches')}, {counted(self.records, 'record')}"
@@ -144,6 +146,7 @@ class RunReport:
                 ["recovered batches", self.recovered_batches],
                 ["dead letters", self.dead_letters],
                 ["caught up", self.caught_up],
+                *([["waiting for", self.waiting_for]] if self.waiting_for else []),
             ],
         )
 

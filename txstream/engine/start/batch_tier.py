@@ -138,6 +138,7 @@ class BatchTier(Tier[EventLoop]):
             stopped_by=taken.steering.stopped_by,
             timings=tuple(statistics.timings),
             dead_letters=statistics.dead_letters,
+            waiting_for=loop.waiting_for,
         )
 
     def progress(self, seconds: float) -> RunProgress:
