@@ -20,6 +20,7 @@ from support.states import Rig, word_table
 from support.zookeeper_backends import metas
 
 from txstream import inspect
+from txstream.api.spouts import HeldBack
 from txstream.cli import failures_shown as failing, status
 from txstream.cli.main import main
 from txstream.core.batch_metas import BatchMetas
@@ -385,6 +386,15 @@ def test_status_says_what_the_source_answers_now(
 
     assert "lag        1 record\n" in told(SourceNow(1))
     assert "lag        not known: nobody answered\n" in told(SourceNow(unknown="nobody answered"))
+    behind = {name: HeldBack(5, "a transaction", NOON) for name in ("t/10", "t/9")}
+    held_back = SourceNow(12, held_back=behind)
+    assert (
+        "lag        12 records\n"
+        "held back  5 records of t/9 behind a transaction; 5 records of t/10 behind a transaction\n"
+    ) in told(held_back)
+    assert json.loads(told(held_back, "--json"))["held_back"] == {
+        name: {"records": 5, "behind": "a transaction"} for name in behind
+    }
     away = SourceNow(unavailable={"t/10": "it has no leader", "t/9": "broker 2 does not answer"})
     assert (
         "lag        not known: 2 partitions cannot be read\n"

@@ -203,6 +203,11 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
             f"{escaped(name)} cannot be read: {escaped(source.unavailable[name])}"
             for name in sorted(source.unavailable, key=in_order)
         )
+    if source.held_back:
+        lines["held back"] = "; ".join(
+            f"{counted(one.records, 'record')} of {escaped(name)} behind {escaped(one.behind)}"
+            for name, one in sorted(source.held_back.items(), key=lambda item: in_order(item[0]))
+        )
     if last is not None:
         lines["last batch"] = (
             f"txid {last.txid} attempt {shown_attempt(last.attempt)}, {last.status} "

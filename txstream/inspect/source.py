@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, SpoutContext, Unavailable
+from txstream.api.spouts import HeldBack, PartitionCoordinator, PartitionedSpout, SpoutContext, Unavailable
 from txstream.core.batch_metas import BatchMetas, MetaCodec, is_empty
 from txstream.core.errors import DataLostError, TxstreamError
 from txstream.core.transaction import Txid
@@ -192,12 +192,13 @@ def _unavailable(name: str, answer: Unavailable) -> Finding:
 class SourceNow:
     """`lag_records` are those after the last committed batch, `unavailable` the partitions that cannot be
     read now, with the reasons, `lags` the lag of each partition. If the lag is None, `unknown` says why,
-    unless it is for these partitions."""
+    unless it is for these partitions. Of the lag, `held_back` is there and cannot be read yet."""
 
     lag_records: int | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)
     unknown: str | None = None
     lags: Mapping[str, int] = field(default_factory=dict, compare=False)
+    held_back: Mapping[str, HeldBack] = field(default_factory=dict, compare=False)
 
 
 def begin_to_ask(settings: Settings, snapshot: Snapshot) -> Callable[[], SourceNow]:
@@ -252,7 +253,8 @@ def source_now(settings: Settings, snapshot: Snapshot) -> SourceNow:
                 for name, end in targets.items()
             }
             known = {name: lag for name, lag in lags.items() if lag is not None}
-            return SourceNow(coordinator.lag_records(places, targets), lags=known)
+            lag = coordinator.lag_records(places, targets)
+            return SourceNow(lag, lags=known, held_back=coordinator.held_back)
     except TxstreamError as error:
         return SourceNow(unknown=str(error))
 

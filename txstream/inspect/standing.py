@@ -87,6 +87,10 @@ def standing_document(found: Standing) -> dict[str, Any]:
         "positions": status.positions,
         "lag_records": found.source.lag_records,
         "unavailable": dict(found.source.unavailable),
+        "held_back": {
+            name: {"records": one.records, "behind": one.behind}
+            for name, one in found.source.held_back.items()
+        },
         "dead_letters": found.dead_letters,
         "late_records": found.late_records,
         "failing": None if status.failing is None else failing_document(status.failing),

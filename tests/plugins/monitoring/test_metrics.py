@@ -30,13 +30,14 @@ from txstream import (
     Tuple,
 )
 from txstream.api.bolts import BasicBolt
+from txstream.api.spouts import HeldBack
 from txstream.core.dead_letters import DeadLetters
 from txstream.core.errors import UsageError
 from txstream.core.transaction import TransactionAttempt, epoch_of
 from txstream.plugins.monitoring.catalog import CATALOG
 from txstream.plugins.monitoring.server import parse_address, served
 from txstream.plugins.proof.zookeeper_tree import MemoryTree
-from txstream.spouts.memory import MemorySpout
+from txstream.spouts.memory import MemoryCoordinator, MemorySpout
 
 
 class FailsFirst(BasicBolt):
@@ -83,6 +84,7 @@ def test_a_run_tells_what_the_ledger_has(tmp_path: Path) -> None:
     lags = {name[1:]: value for name, value in found.items() if name[0] == "txstream_source_lag_records"}
     assert lags == {("0", "lines"): 0, ("1", "lines"): 0}
     assert found["txstream_source_lag_seconds",] == 0
+    assert not any(name[0] == "txstream_source_held_back_records" for name in found)
     for phase in ("plan", "job", "commit", "advance"):
         assert found["txstream_batch_phase_seconds_count", phase] == 3
         assert found["txstream_batch_phase_seconds_bucket", "+Inf", phase] == 3
@@ -146,13 +148,16 @@ def test_the_last_commit_of_an_earlier_run_is_known(tmp_path: Path) -> None:
     assert found["txstream_last_committed_txid",] == 3
 
 
-def test_many_partitions_are_one_sum(tmp_path: Path) -> None:
+def test_many_partitions_are_one_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held_back = {f"lines/{n}": HeldBack(n, "a lock", datetime.now(UTC)) for n in (1, 3)}
+    monkeypatch.setattr(MemoryCoordinator, "held_back", held_back)
     with MemorySpout("value string", {f"lines/{n}": ["a"] for n in range(4)}) as source:
         run = MeasuredRun(counting(source), tmp_path / "state.db", most_partitions=3)
         with scraped(run) as url:
             run.wait_for(2)
             found = scrape(url)
     assert [name[1:] for name in found if name[0] == "txstream_source_lag_records"] == [("all", "lines")]
+    assert found["txstream_source_held_back_records", "all", "lines"] == 4
 
 
 class Holds(RichBolt):

@@ -21,6 +21,7 @@ from support.states import Rig
 from support.ui_site import AWAY, TXIDS, Served, filled
 from support.zookeeper_backends import CODEC, metas
 
+from txstream.api.spouts import HeldBack
 from txstream.cli import failures_shown, status
 from txstream.cli.main import main
 from txstream.core.errors import ServiceUnavailableError
@@ -423,10 +424,17 @@ def test_the_graph_has_tuples_and_seconds_and_marks_the_slowest_task(
 
 
 def test_source_has_the_lag_of_each_partition(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = SourceNow(lag_records=9, lags={"lines/0": 2, "lines/1": 7})
+    held_back = {"lines/1": HeldBack(5, "an open transaction", NOON)}
+    now = SourceNow(lag_records=9, lags={"lines/0": 2, "lines/1": 7}, held_back=held_back)
     monkeypatch.setattr(standing, "begin_to_ask", lambda *_: lambda: now)
     found = served.json("/api/topologies/words/source")["partitions"]
-    assert [(one["partition"], one["lag_records"]) for one in found] == [("lines/1", 7), ("lines/0", 2)]
+    assert [(one["partition"], one["lag_records"], one["held_back"]) for one in found] == [
+        ("lines/1", 7, 5),
+        ("lines/0", 2, None),
+    ]
+    text = served.get("/topologies/words/source")
+    assert '<td class="n">7 (5 held back)</td>' in text
+    assert '<td class="n">2</td>' in text
 
 
 def test_source_says_what_waits_and_since_when(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,11 @@ CATALOG: Mapping[str, Described] = {
         ("topic", "partition"),
         "Records behind the last committed place. The partition is 'all' where a topic has many.",
     ),
+    "txstream_source_held_back_records": Described(
+        "gauge",
+        ("topic", "partition"),
+        "Those of them that cannot be read yet: behind an open transaction. Left out where there are none.",
+    ),
     "txstream_source_lag_seconds": Described(
         "gauge", (), "How long ago the log ended where the topology has now got to, as scrapes saw it."
     ),

@@ -140,6 +140,9 @@ def _collect_progress(families: Families, settings: Settings, snapshot: Snapshot
     source = source_now(settings, snapshot)
     if source.lag_records is not None:
         add("source_lag_records", source.lag_records, ALL_PARTITIONS, ALL_PARTITIONS)
+    if source.held_back:
+        held_back = sum(one.records for one in source.held_back.values())
+        add("source_held_back_records", held_back, ALL_PARTITIONS, ALL_PARTITIONS)
     is_whole = source.unknown is None and not source.unavailable
     if away or is_whole:  # since when it is unavailable, only a driver knows
         add("source_unavailable_seconds", max(away, default=0))

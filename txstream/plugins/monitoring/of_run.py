@@ -214,6 +214,8 @@ class RunMetrics(Watcher):
             return
         for (topic, partition), records in lag.records.items():
             add("source_lag_records", records, topic, partition)
+        for (topic, partition), records in lag.held_back.items():
+            add("source_held_back_records", records, topic, partition)
         if lag.seconds is not None:
             add("source_lag_seconds", lag.seconds)
 

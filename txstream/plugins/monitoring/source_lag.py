@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -23,10 +23,11 @@ ALL_PARTITIONS = "all"
 
 
 class Lag(NamedTuple):
-    """`records` by topic and partition. `seconds` is how long ago the log ended at the places that are
-    committed now, or at least so long; None while nothing can be said."""
+    """`records` by topic and partition, and how many of them are `held_back`. `seconds` is how long ago the
+    log ended at the places that are committed now, or at least so long; None while nothing can be said."""
 
     records: Mapping[tuple[str, str], int]
+    held_back: Mapping[tuple[str, str], int]
     seconds: float | None
 
 
@@ -79,12 +80,16 @@ class SourceLag:
             topic, _, partition = name.rpartition("/")
             by_topic[topic][partition] = records
         found: dict[tuple[str, str], int] = {}
+        held_back: Counter[tuple[str, str]] = Counter()
         for topic, partitions in by_topic.items():
-            if len(partitions) > self._most_partitions:
-                found[topic, ALL_PARTITIONS] = sum(partitions.values())
-            else:
-                found |= {(topic, partition): records for partition, records in partitions.items()}
-        return Lag(found, self._seconds(coordinator, places, ends, is_behind=any(found.values())))
+            are_many = len(partitions) > self._most_partitions
+            for partition, records in partitions.items():
+                shown = topic, ALL_PARTITIONS if are_many else partition
+                found[shown] = found.get(shown, 0) + records
+                held = coordinator.held_back.get(f"{topic}/{partition}")
+                if held is not None:
+                    held_back[shown] += held.records
+        return Lag(found, held_back, self._seconds(coordinator, places, ends, is_behind=any(found.values())))
 
     def _seconds(
         self,

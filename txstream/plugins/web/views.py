@@ -306,7 +306,7 @@ def source(site: Site, topology_id: str) -> dict[str, Any]:
             if isinstance(meta, Mapping) and isinstance(meta.get("end"), int):
                 read[name] += meta["end"] - int(meta.get("start") or 0)
     names = {*found.status.positions, *since, *found.source.lags}
-    lags = found.source.lags
+    lags, held = found.source.lags, found.source.held_back
     shown = sorted(
         names, key=lambda name: (name not in since, -lags.get(name, 0), -read[name], in_order(name))
     )
@@ -323,6 +323,7 @@ def source(site: Site, topology_id: str) -> dict[str, Any]:
                 "partition": name,
                 "next": document(found.status.positions.get(name)),
                 "lag_records": lags.get(name),
+                "held_back": None if name not in held else held[name].records,
                 "records_recently": read[name],
                 "away": since.get(name),
             }

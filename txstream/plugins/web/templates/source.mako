@@ -29,7 +29,11 @@ the lag is not known, because partitions cannot be read.
 <thead><tr><th scope="col">partition</th><th scope="col" class="n">next</th><th scope="col" class="n">lag</th><th scope="col" class="n">records lately</th><th scope="col">away</th></tr></thead>
 <tbody>
 % for one in source["partitions"]:
-<tr><th scope="row">${one["partition"]}</th><td class="n">${shown(one["next"])}</td><td class="n">${"-" if one["lag_records"] is None else shown(one["lag_records"])}</td><td class="n">${shown(one["records_recently"])}</td><td>
+<tr><th scope="row">${one["partition"]}</th><td class="n">${shown(one["next"])}</td><td class="n">${"-" if one["lag_records"] is None else shown(one["lag_records"])}\
+% if one["held_back"]:
+ (${shown(one["held_back"])} held back)\
+% endif
+</td><td class="n">${shown(one["records_recently"])}</td><td>
 % if one["away"] is not None:
 <span class="bad">${"now" if one["away"]["since"] is None else f"since {moment(one['away']['since'])}"}</span>
 % if one["away"]["txid"] is not None:
