@@ -182,7 +182,7 @@ class KafkaClient:
         KafkaError when no broker answers."""
         request = names if names is None else [MetadataRequest.MetadataRequestTopic(name=n) for n in names]
         deadline = time.monotonic() + timeout_seconds
-        nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
+        nodes = self.nodes()
         error: Exception = kafka_errors.NodeNotReadyError("no broker is known")
         nodes.sort(key=lambda node: self._failed_at.get(node, 0.0))
         for node in nodes:
@@ -220,6 +220,10 @@ class KafkaClient:
             }
             found[topic.name] = TopicInfo(topic.name, topic_id, leaders)
         return found
+
+    def nodes(self) -> list[int]:
+        """The brokers whose addresses are known."""
+        return [broker.node_id for broker in self._manager.cluster.brokers()]
 
     def knows(self, node: int) -> bool:
         """Whether this broker's address is known."""
@@ -342,9 +346,9 @@ class KafkaClient:
     def newest_leader_epoch(self, partition: Partition, timeout_seconds: float) -> int | None:
         """The newest leader epoch of this partition that any broker knows; None unless all of them answer."""
         asked = [MetadataRequest.MetadataRequestTopic(name=partition.topic)]
-        nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
         newest = -1
-        for answer in self.ask({node: [metadata_request(asked)] for node in nodes}, timeout_seconds).values():
+        questions = {node: [metadata_request(asked)] for node in self.nodes()}
+        for answer in self.ask(questions, timeout_seconds).values():
             if isinstance(answer, Exception):
                 return None
             for topic in answer[0].topics:

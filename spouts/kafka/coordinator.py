@@ -36,6 +36,7 @@ from txstream.spouts.kafka.cluster_watch import ClusterView, ClusterWatch
 from txstream.spouts.kafka.columns import services
 from txstream.spouts.kafka.leader_epochs import LeaderEpochs, LostPlace
 from txstream.spouts.kafka.log_ends import LogReader
+from txstream.spouts.kafka.open_transactions import OpenTransactions
 from txstream.spouts.kafka.protocol import (
     LATEST_STABLE,
     LATEST_WRITTEN,
@@ -65,7 +66,8 @@ class _Place:
 @dataclass(frozen=True, slots=True)
 class Target:
     """A log as it was at one moment: its first offset, where a run that begins without any place starts to
-    read it, its end, and its topic's id."""
+    read it, the end of what is written, and its topic's id. What an open transaction holds back lies before
+    that end: it was written, and is read once the transaction has ended."""
 
     first: int
     start: int
@@ -100,6 +102,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         )
         self._watch.start(found)
         self._logs = LogReader(self._client, self._watch)
+        self._transactions = OpenTransactions(self._client)
         self._epochs = LeaderEpochs(self._client, self._watch)
         self._starts = StartingPlaces(
             source.starting_offsets,
@@ -145,6 +148,9 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         is_new_only, unavailable = logs is not None, dict[str, Unavailable]()
         if logs is None:
             logs, unavailable = self._logs.look(names, view, self._latest, deadline)
+        self._transactions.see(logs, names)
+        self._transactions.ask(deadline)
+        self.held_back = self._transactions.held_back()
         begun = {name: log for name, log in logs.items() if not has_place(name, last)}
         for name, reason in self._starts.look_up(begun, view, deadline, last).items():
             unavailable[name] = reason
@@ -158,7 +164,8 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         answer: dict[str, KafkaRange | Unavailable] = {
             name: self._starts.left_out(name, why, last) for name, why in unavailable.items()
         }
-        self.untaken_records = sum(logs[name].end - place.position for name, place in places.items())
+        readable = sum(logs[name].end - place.position for name, place in places.items())
+        self.untaken_records = readable + self._transactions.records
         decided = [name for name in begun if name in places and self._starts.decide(name, last)]
         if not decided and self._starts.must_begin_first(last):
             decided = list(places)
@@ -180,7 +187,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             name: min(logs[name].end - place.position, limit if cap is None else cap)
             for name, place in places.items()
         }
-        progress = sum(place.end for place in last.values()) if self.untaken_records > limit else 0
+        progress = sum(place.end for place in last.values()) if readable > limit else 0
         shares = share_limit(backlogs, limit, progress)
         planned: dict[str, KafkaRange] = {}
         for name, place in places.items():
@@ -192,7 +199,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         completed, missing = self._epochs.complete(planned, logs, deadline)
         if is_new_only:
             self.read_ahead = self._logs.new_records(completed)
-        self._few_wait = self.untaken_records <= _FEW_RECORDS and not (answer or missing)
+        self._few_wait = readable <= _FEW_RECORDS and not (answer or missing)
         self.untaken_records -= sum(shares.values())
         if missing and not last:  # a first batch without them would decide where they begin
             return {**answer, **missing}
@@ -233,11 +240,14 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         return away
 
     def targets(self) -> Mapping[str, Target]:
-        """The ends of all partitions, read once. Raises PartitionUnavailableError."""
+        """The ends of what is written in all partitions, read once. Raises PartitionUnavailableError."""
         deadline = time.monotonic() + self._planning_seconds
         while True:
             view = self._watch.view()
-            logs, unavailable = self._logs.look(self._logs.names(view), view, self._latest, deadline)
+            names = self._logs.names(view)
+            logs, unavailable = self._logs.look(names, view, self._latest, deadline, to_the_end=True)
+            self._transactions.see(logs, names)
+            self.held_back = self._transactions.held_back()
             unavailable |= self._starts.look_up(logs, view, deadline, {})
             for name, topic in view.topics.items():
                 if topic.info is None:
@@ -246,7 +256,9 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
                     unavailable[name] = Unavailable(topic.info.refused)
             if not unavailable:
                 return {
-                    name: Target(log.first, self._starts.start_of(name, log, {}), log.end, log.topic_id)
+                    name: Target(
+                        log.first, self._starts.start_of(name, log, {}), log.written or log.end, log.topic_id
+                    )
                     for name, log in logs.items()
                 }
             remaining = deadline - time.monotonic()

@@ -23,6 +23,7 @@ from txstream.spouts.kafka.cluster_watch import ClusterView, ClusterWatch
 from txstream.spouts.kafka.log_tail import LogTail
 from txstream.spouts.kafka.protocol import (
     EARLIEST,
+    LATEST_WRITTEN,
     NO_NODE,
     Leader,
     OffsetQuery,
@@ -32,6 +33,8 @@ from txstream.spouts.kafka.protocol import (
     reason_of,
 )
 
+_WRITTEN_SECONDS = 5.0
+"""How often a look that is asked for what is committed also asks how far the log goes behind that."""
 _REST_SECONDS = 1.0
 """A broker that throttles, or lets the driver ask but not read, is not tried with every plan."""
 
@@ -55,6 +58,7 @@ class LogReader:
         self._seen_down: Mapping[int, str] = {}
         self._tail = LogTail(client)
         self._rests_until = 0.0
+        self._next_written = 0.0
         self._led: _Led | None = None
         self._names: tuple[ClusterView, list[str]] | None = None
 
@@ -71,15 +75,29 @@ class LogReader:
         return self._names[1]
 
     def look(
-        self, names: Collection[str], view: ClusterView, latest: OffsetQuery, deadline: float
+        self,
+        names: Collection[str],
+        view: ClusterView,
+        latest: OffsetQuery,
+        deadline: float,
+        *,
+        to_the_end: bool = False,
     ) -> tuple[dict[str, PartitionLog], dict[str, Unavailable]]:
-        """Return the logs of these partitions, and why some have none now. `deadline` is monotonic."""
-        found, unavailable = self._ask(names, view, [EARLIEST, latest], deadline)
+        """Return the logs of these partitions, and why some have none now. `deadline` is monotonic. With
+        `to_the_end` they tell how far they are written; otherwise they do so now and then."""
+        queries = [EARLIEST, latest]
+        now = monotonic()
+        if latest.read_committed and (to_the_end or now >= self._next_written):
+            self._next_written = now + _WRITTEN_SECONDS
+            queries.append(LATEST_WRITTEN)
+        found, unavailable = self._ask(names, view, queries, deadline)
         logs: dict[str, PartitionLog] = {}
-        for partition, (first, end) in found.items():
+        for partition, (first, end, *further) in found.items():
             info = view.topics[partition.topic].info
             if info is not None:
-                logs[partition.name] = PartitionLog(first, end, info.id, info.leaders[partition.number])
+                written = max(end, *further) if further else None if latest.read_committed else end
+                leader = info.leaders[partition.number]
+                logs[partition.name] = PartitionLog(first, end, info.id, leader, written)
         return logs, unavailable
 
     def look_for_new(

@@ -134,14 +134,16 @@ class LogTail:
         for topic in response.responses:
             for data in topic.partitions:
                 followed = self._followed.get((topic.topic_id, data.partition_index))
-                end = data.high_watermark
+                end = written = data.high_watermark
                 if level is IsolationLevel.READ_COMMITTED:
                     end = data.last_stable_offset
                 if followed is None or data.error_code or end < 0 or data.log_start_offset < 0:
                     return False
                 told += 1
                 name, topic_id = followed.name, str(topic.topic_id)
-                self._logs[name] = PartitionLog(data.log_start_offset, end, topic_id, followed.leader)
+                self._logs[name] = PartitionLog(
+                    data.log_start_offset, end, topic_id, followed.leader, written
+                )
                 changed.add(name)
                 if data.records and not data.aborted_transactions:
                     records[name] = NewRecords(session.places[name].end, bytes(data.records))

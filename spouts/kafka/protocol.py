@@ -68,12 +68,14 @@ NOBODY = Leader(NO_NODE, -1)
 
 class PartitionLog(NamedTuple):
     """A partition's log as its leader shows it: its first offset, and its end at the isolation level that was
-    asked for. The leader still had this epoch when it answered: it refuses a question that names another."""
+    asked for. The leader still had this epoch when it answered: it refuses a question that names another.
+    `written` is the end of all that is written; None if nobody asked for it."""
 
     first: int
     end: int
     topic_id: str
     leader: Leader = NOBODY
+    written: int | None = None
 
 
 class EpochEnd(NamedTuple):

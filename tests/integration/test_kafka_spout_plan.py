@@ -216,14 +216,18 @@ def test_an_open_transaction_holds_the_end_back(topics: Topics, unique: str, ope
     plan = committed.plan({}, MANY)
     assert spans(plan) == {"0": (0, 5)}
     targets = committed.targets()
-    assert committed.reached(after({}, plan), targets)
+    assert not committed.reached(after({}, plan), targets), "what is behind it was written before"
+    assert committed.lag_records(after({}, plan), targets) == committed.held_back[name].records == 3
     assert not everything.reached(after({}, plan), everything.targets())
     # The place of a run that read uncommitted records is beyond what is stable, but not lost.
     assert committed.plan({name: KafkaRange(0, 8)}, MANY) == {}
     producer.commit_transaction()
     producer.close()
     wait_until(lambda: spans(committed.plan({}, MANY)) == {"0": (0, 9)}, "the transaction is committed")
-    assert spans(committed.plan(after({}, plan), MANY)) == {"0": (5, 9)}
+    rest = committed.plan(after({}, plan), MANY)
+    assert spans(rest) == {"0": (5, 9)}
+    assert committed.reached(after(after({}, plan), rest), targets)
+    assert committed.held_back == {}
 
 
 def test_new_partitions_begin_at_their_beginning(topics: Topics, unique: str, open_plan: Any) -> None:

@@ -82,9 +82,9 @@ class Topics:
             )
         self._producer.flush(10)
 
-    def transactional_producer(self, transactional_id: str) -> Any:
+    def transactional_producer(self, transactional_id: str, **options: Any) -> Any:
         """Return a producer; the caller begins, sends, commits or aborts, and closes."""
-        producer = KafkaProducer(bootstrap_servers=self.address, transactional_id=transactional_id)
+        producer = KafkaProducer(bootstrap_servers=self.address, transactional_id=transactional_id, **options)
         producer.init_transactions()
         return producer
 

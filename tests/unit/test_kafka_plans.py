@@ -23,7 +23,14 @@ from txstream.spouts.kafka import (
     log_tail as kafka_log_tail,
 )
 from txstream.spouts.kafka.coordinator import KafkaPartitionCoordinator
-from txstream.spouts.kafka.protocol import EARLIEST, Leader, OffsetQuery, Partition, TopicInfo
+from txstream.spouts.kafka.protocol import (
+    EARLIEST,
+    LATEST_WRITTEN,
+    Leader,
+    OffsetQuery,
+    Partition,
+    TopicInfo,
+)
 
 ID = "00000000-0000-0000-0000-00000000000a"
 NO_EPOCH = -1  # tests/unit/test_kafka_leader_epochs.py has those
@@ -32,11 +39,13 @@ Open = Callable[..., KafkaPartitionCoordinator]
 
 class Cluster:
     """One topic "t" on one broker, which keeps one fetch session. `logs` has the first offset and the end of
-    each partition's log. An answer to a fetch is given to `spoil` first."""
+    each partition's log, `stable` where a partition has an open transaction. An answer to a fetch is given to
+    `spoil` first."""
 
     def __init__(self, *logs: tuple[int, int], topic_id: str = ID) -> None:
         self.logs = list(logs)
         self.topic_id = topic_id
+        self.stable: dict[int, int] = {}
         self.asked: list[Sequence[OffsetQuery]] = []
         self.fetches: list[dict[str, int]] = []
         self.sessions: list[tuple[int, int]] = []
@@ -69,10 +78,13 @@ class Cluster:
     ) -> tuple[dict[Partition, tuple[int, ...]], dict[int, Exception]]:
         self.asked.append(queries)
 
-        def answers(log: tuple[int, int]) -> tuple[int, ...]:
-            return tuple(log[0] if query == EARLIEST else log[1] for query in queries)
+        def answer(number: int, query: OffsetQuery) -> int:
+            first, end = self.logs[number]
+            return (
+                first if query == EARLIEST else self.stable.get(number, end) if query.read_committed else end
+            )
 
-        return {partition: answers(self.logs[partition.number]) for partition in leaders}, {}
+        return {one: tuple(answer(one.number, query) for query in queries) for one in leaders}, {}
 
     def ask(self, requests: Mapping[int, Sequence[Any]], timeout_seconds: float) -> dict[int, Any]:
         """Answer a fetch as KIP-227 says. Its records are the offsets, as text."""
@@ -86,7 +98,8 @@ class Cluster:
         changed = []
         for number, place in self._places.items():
             first, end = log = self.logs[number]
-            records = ",".join(map(str, range(place, end))).encode()
+            stable = self.stable.get(number, end)
+            records = ",".join(map(str, range(place, stable))).encode()
             is_there = first <= place <= end
             if records or not is_there or self._told.get(number) != log:
                 self._told[number] = log
@@ -95,7 +108,7 @@ class Cluster:
                         partition_index=number,
                         error_code=0 if is_there else kafka_errors.OffsetOutOfRangeError.errno,
                         high_watermark=end,
-                        last_stable_offset=end,
+                        last_stable_offset=stable,
                         log_start_offset=first,
                         records=records or None,
                         aborted_transactions=None,
@@ -431,6 +444,58 @@ def test_a_plan_tells_what_it_did_not_take(opened: Open) -> None:
     cluster.logs[1] = (2, 16)
     plans.plan(last, 100)
     assert plans.untaken_records == 23 - 5 - 2 * 3
+
+
+def test_what_lies_behind_an_open_transaction_is_lag(opened: Open) -> None:
+    cluster = Cluster((0, 1_015), (2, 6))
+    cluster.stable = {0: 10}
+    plans = opened(cluster)
+    targets = plans.targets()
+    last: Any = plans.plan({}, 5_000)
+    assert last == {"t/0": taken(0, 10), "t/1": taken(2, 6)}
+    assert plans.lag_records(last, targets) == plans.untaken_records == 1_005
+    assert not plans.reached(last, targets)
+    assert {name: (one.records, one.behind) for name, one in plans.held_back.items()} == {
+        "t/0": (1_005, "an open transaction")
+    }
+    cluster.stable, cluster.logs[0] = {}, (0, 1_020)
+    further: Any = plans.plan(last, 1_005)
+    assert further == {"t/0": taken(10, 1_015)}
+    assert plans.held_back == {}
+    assert plans.reached({**last, **further}, targets), "what was written before the targets were asked for"
+
+
+def test_a_run_that_reads_what_is_not_committed_has_no_such_lag(opened: Open) -> None:
+    cluster = Cluster((0, 1_015))
+    cluster.stable = {0: 10}
+    plans = opened(cluster, isolation_level="read_uncommitted")
+    assert plans.plan({}, 5_000) == {"t/0": taken(0, 1_015)}
+    assert plans.held_back == {}
+
+
+def test_how_far_the_log_goes_behind_a_transaction_comes_with_the_fetch(opened: Open) -> None:
+    cluster = Cluster((0, 9))
+    plans, last = live(opened, cluster)
+    cluster.stable, cluster.logs = {0: 9}, [(0, 12)]
+    for _ in range(3):
+        assert plans.plan(last, 100) == {}
+        assert plans.held_back["t/0"].records == 3
+    assert plans.untaken_records == 3
+    assert (cluster.asked, len(cluster.fetches)) == ([], 3)
+
+
+def test_the_end_of_the_log_is_asked_for_now_and_then(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no fetch tells it: the question goes with the others every few seconds, not with each plan."""
+    now = 100.0
+    monkeypatch.setattr(kafka_log_ends, "monotonic", lambda: now)
+    cluster = Cluster((0, 9), topic_id="")
+    cluster.stable = {0: 4}
+    plans = opened(cluster)
+    last: Any = {}
+    for now in (100, 101, 104.9, 105, 106):  # noqa: B007 - the clock reads it
+        last = {**last, **plans.plan(last, 100)}
+        assert plans.held_back["t/0"].records == 5
+    assert [LATEST_WRITTEN in queries for queries in cluster.asked] == [True, False, False, True, False]
 
 
 @pytest.mark.parametrize("end", [9, 0])
