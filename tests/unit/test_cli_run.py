@@ -182,6 +182,15 @@ def test_status_of_a_run_that_was_stopped(
     assert _tell(Cli(quiet=True), report, stopped, RunEnd(until, until_txid)) == status
 
 
+def test_a_run_that_was_stopped_says_what_it_was_waiting_for(capsys: pytest.CaptureFixture[str]) -> None:
+    told = "txstream: stopped after txid 9, before the run was done{}; run it again to go on\n"
+    away = "partition lines/3 since 12:00:00"
+    for waiting_for, waited in ((None, ""), (away, f" (it was waiting for {away})")):
+        report = replace(REPORT, caught_up=False, waiting_for=waiting_for)
+        assert _tell(Cli(quiet=True), report, True, "caught-up", None) == 1
+        assert capsys.readouterr().err == told.format(waited)
+
+
 def test_summary_in_one_line() -> None:
     assert summary(REPORT) == "words: txids 3 to 9, 7,000 records in 2.0 s (3,500 records/s)"
     eventful = replace(REPORT, failed_attempts=1, replayed_attempts=2, recovered_batches=1)

@@ -298,11 +298,9 @@ def _tell(cli: Cli, report: RunReport | None, stopped: bool, end: RunEnd) -> int
     done = end.is_reached(report)
     if not done:
         waited = f" (it was waiting for {report.waiting_for})" if report.waiting_for else ""
+        stopped_after = f"stopped after txid {report.last_txid}, before the run was done{waited}"
         with about(Txid(report.last_txid) or None):
-            print_error(
-                f"txstream: stopped after txid {report.last_txid}, before the run was done{waited}; run it "
-                f"again to go on"
-            )
+            print_error(f"txstream: {stopped_after}; run it again to go on")
     return 0 if done else 1
 
 
