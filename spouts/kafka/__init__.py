@@ -240,6 +240,14 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
 
         return KafkaLetterTopic(topic, self.address(context), self.client_options, timeout_seconds)
 
+    def leaving_out(self, place: str) -> KafkaSource:
+        selection = self.selection.without(place)
+        if selection is self.selection:
+            return self
+        found = copy.copy(self)
+        found.selection = selection
+        return found
+
     def identity(self) -> Mapping[str, Any]:
         selection = self.selection
         if selection.pattern is not None:

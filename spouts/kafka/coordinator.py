@@ -15,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ from txstream.spouts.kafka.protocol import (
 )
 from txstream.spouts.kafka.publish_group import PublishGroup
 from txstream.spouts.kafka.starting_places import StartingPlaces, has_place
+
+log = logging.getLogger(__name__)
 
 PLANNING_SECONDS = 2.0
 _MISSING_TOPIC_SECONDS = 3.0
@@ -83,6 +86,11 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         self._address = source.address(context)
         self._services = services(source, context)
         self._selection = source.selection
+        for topic in self._selection.left_out:
+            log.warning(
+                "the topic %r matches %r and is not read, because the topology writes to it",
+                *(topic, self._selection.pattern),
+            )
         read_committed = source.isolation_level == "read_committed"
         self._latest = LATEST_STABLE if read_committed else LATEST_WRITTEN
         self._knows_places = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from txstream.core.errors import TopologyError
@@ -19,10 +19,12 @@ _INTERNAL = "__"  # Kafka's internal topics
 
 @dataclass(frozen=True, slots=True)
 class TopicSelection:
-    """Either `names` or `pattern`, a regular expression that matches whole names."""
+    """Either `names` or `pattern`, a regular expression that matches whole names; names that are `left_out`
+    are not read though it matches them."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, topics: str | Sequence[str] | None, pattern: str | None) -> TopicSelection:
@@ -49,7 +51,20 @@ class TopicSelection:
     def reads(self, topic: str) -> bool:
         if self.pattern is None:
             return topic in self.names
-        return not topic.startswith(_INTERNAL) and re.fullmatch(self.pattern, topic) is not None
+        if topic.startswith(_INTERNAL) or topic in self.left_out:
+            return False
+        return re.fullmatch(self.pattern, topic) is not None
+
+    def without(self, topic: str) -> TopicSelection:
+        """Return this selection of which the topic is no part. Raises TopologyError if it is named."""
+        if not self.reads(topic):
+            return self
+        if self.pattern is None:
+            raise TopologyError(
+                f"the source reads the topic {topic!r}, to which the topology would write: what it wrote "
+                f"would come back as input; write to another topic"
+            )
+        return replace(self, left_out=(*self.left_out, topic))
 
     def look(
         self, client: KafkaClient, expected: Collection[str], timeout_seconds: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,30 @@ def test_a_pattern_reads_what_matches_and_finds_new_topics(
     last = after(last, coordinator.plan(last, MANY))
     assert coordinator.reached(last, targets)
     assert coordinator.lag_records({}, open_plan(topic_pattern=f"{unique}-.*").targets()) == 18
+
+
+def test_a_pattern_leaves_out_what_the_topology_writes_to_and_says_so_once(
+    topics: Topics, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if it was read before: a place in it is no lost data."""
+    lines, dead = topics.create(unique), topics.create(f"{unique}-dead")
+    for name in (lines, dead):
+        fill(topics, name, 5)
+    pattern = f"{unique}.*"
+    read_before = KafkaSource(topic_pattern=pattern, bootstrap=topics.address)
+    with closing(read_before.coordinator(CONTEXT)) as coordinator:
+        last = after({}, coordinator.plan({}, MANY))
+    assert last.keys() == {f"{lines}/0", f"{dead}/0"}
+    fill(topics, lines, 2)
+    fill(topics, dead, 2)
+    with closing(read_before.leaving_out(dead).coordinator(CONTEXT)) as coordinator:
+        assert spans(coordinator.plan({}, MANY)) == {f"{lines}/0": (0, 7)}
+        assert spans(coordinator.plan(last, MANY)) == {f"{lines}/0": (5, 7)}
+        assert list(coordinator.targets()) == [f"{lines}/0"]
+    said = [text for text in caplog.messages if "is not read" in text]
+    assert said == [
+        f"the topic {dead!r} matches {pattern!r} and is not read, because the topology writes to it"
+    ]
 
 
 def test_a_pattern_that_matches_nothing_waits(

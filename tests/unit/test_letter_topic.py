@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +13,16 @@ import pytest
 from support.kafka_topics import wait_until
 from support.states import Rig, word_table
 
-from txstream import DeadLetters, MemorySpout, OpaqueSpout, TransactionalTopologyBuilder
+from txstream import (
+    Count,
+    DeadLetters,
+    KafkaSource,
+    MemorySpout,
+    OpaqueSpout,
+    SqlState,
+    SqlStateBolt,
+    TransactionalTopologyBuilder,
+)
 from txstream.core.dead_letters import DeadLetter, SentLetter
 from txstream.core.errors import ServiceUnavailableError, TopologyError
 from txstream.core.transaction import Txid
@@ -107,6 +118,21 @@ def test_only_what_is_committed_everywhere_is_sent_in_the_order_of_its_source(ri
     assert (broker.offsets, notes.sent) == ([9, 10, 11], 3)
 
 
+def test_a_record_that_was_sent_as_a_dead_letter_is_not_sent_again(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent = record_of(letter(12)).headers
+    headers = json.dumps([(name, base64.b64encode(value or b"").decode()) for name, value in sent])
+    whole = rig.whole(rig.next(4), {"a": 1})
+    back = [replace(letter(offset), headers=headers.encode()) for offset in (12, 14)]
+    rig.states.commit(replace(whole, letters=[*back, letter(13)]))
+    broker, notes = Broker(), Notes()
+    topic_of(rig, broker, notes, 5).send_committed()
+    assert (broker.offsets, notes.sent) == ([9, 10, 11, 13], 4)
+    said = [one for one in caplog.messages if "is not sent again" in one]
+    assert said == ["orders/3@12 was a dead letter when it was read, so it is not sent again"]
+
+
 def test_a_broker_that_is_away_delays_them_and_loses_none(rig: Rig) -> None:
     broker, notes = Broker(), Notes()
     topic = topic_of(rig, broker, notes, 4)
@@ -177,6 +203,32 @@ def test_a_source_without_topics_is_refused() -> None:
         pytest.raises(TopologyError, match="MemorySpout has none; leave topic='dead' out"),
     ):
         TransactionalTopologyBuilder("t", "w", OpaqueSpout(source), dead_letters=DeadLetters(topic="dead"))
+
+
+def counting(source: KafkaSource, topic: str) -> TransactionalTopologyBuilder:
+    letters = DeadLetters(topic=topic)
+    builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(source), dead_letters=letters)
+    store = SqlStateBolt(SqlState("counts", key="value string", value="n bigint"), n=Count())
+    builder.set_committer_bolt("store", store).fields_grouping("lines", "value")
+    return builder
+
+
+def test_the_topic_is_not_one_that_the_source_reads() -> None:
+    """Each letter would be read as input, fail, and be sent again."""
+    for names in ("lines", ["lines", "other"]):
+        with pytest.raises(TopologyError, match="reads the topic 'lines', to which the topology would write"):
+            counting(KafkaSource(names), "lines").build()
+    named = KafkaSource(["lines", "other"])
+    assert counting(named, "lines-dead").build().spout.source is named
+    pattern = KafkaSource(topic_pattern="lines.*")
+    assert counting(pattern, "dead-lines").build().spout.source is pattern
+    topology = counting(pattern, "lines-dead").build()
+    source = topology.spout.source
+    assert isinstance(source, KafkaSource)
+    read = [name for name in ("lines", "lines-dead", "lines-dead2") if source.selection.reads(name)]
+    assert read == ["lines", "lines-dead2"]
+    assert source.identity() == pattern.identity()
+    assert pattern.selection.reads("lines-dead"), "the user's own source is as it was"
 
 
 def test_a_topic_has_a_name_that_kafka_takes() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
@@ -277,8 +277,21 @@ class TransactionalTopologyBuilder(GraphBuilder):
             )
         return topology
 
+    def _leave_out_written(self) -> None:
+        """See to it that the source reads no place that the topology writes to. Raises TopologyError."""
+        written = [] if self._dead_letters is None else [self._dead_letters.topic]
+        source = self._spout.source
+        for place in filter(None, written):
+            source = source.leaving_out(place)
+        if source is not self._spout.source:
+            self._spout = copy.copy(self._spout)
+            self._spout.source = source
+            for name, one in self._spouts.items():
+                self._spouts[name] = replace(one, instance=self._spout)
+
     def _build(self, stacklevel: int) -> Topology:
         """Do what `build` does, without the check for a committer: a test may do without one."""
+        self._leave_out_written()
         components = self._components(stacklevel)
         states, map_states = check_states(self._spout.semantics, components)
         check_keep(components, map_states, sets_aside=self._dead_letters is not None)

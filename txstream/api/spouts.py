@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import pyarrow as pa
 
@@ -226,6 +226,12 @@ class PartitionedSpout(ABC, Generic[Meta]):
         """Connect to a topic beside the source, to send dead letters to. Called on the driver, off its loop,
         again after each failure. Without one, DeadLetters(topic=...) is refused."""
         raise NotImplementedError(f"{type(self).__name__} has no topics")
+
+    def leaving_out(self, place: str) -> Self:
+        """Return this source without a place (Kafka: a topic) to which the topology writes: what it writes
+        would come back as input. Called when a topology is built. Raises TopologyError if the user named that
+        place as one to read. The default reads no such place."""
+        return self
 
     def identity(self) -> Mapping[str, Any]:
         """Return what must not change under one topology id, as JSON values (Kafka: the topics)."""

@@ -3,7 +3,8 @@
 Invariants. Only letters of batches that every database has committed are sent, the oldest batch first, so
 none is of an attempt that may still be undone. How far it has come is noted once the broker has acknowledged
 all letters of a batch. A driver that dies in between sends that batch again: at least once, and none is
-passed over. A lost broker delays the letters; it never delays a batch and never ends a run.
+passed over, except a record that was itself read as a dead letter: it would come round for ever. A lost
+broker delays the letters; it never delays a batch and never ends a run.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class LetterTopic:
         self._looked: Txid | None = None
         self._sender: LetterSender | None = None
         self._failures = 0
+        self._told = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._main, name=f"txstream-letters-{topology}", daemon=True)
 
@@ -104,13 +106,21 @@ class LetterTopic:
         for at, (txid, _, database, key) in enumerate(heads):
             for one in database.dead_letters(self._topology, key=key):
                 if one.uuid == self._uuid:
-                    if self._sender is None:
-                        self._sender = self._connect()
-                    self._sender.send(record_of(one.letter))
+                    self._send(one.letter)
             if at + 1 == len(heads) or heads[at + 1][0] != txid:
                 self._note_sent(txid)
                 self._sent = txid
         self._looked = current
+
+    def _send(self, letter: DeadLetter) -> None:
+        if was_sent(letter):
+            level = logging.INFO if self._told else logging.WARNING
+            self._told = True
+            log.log(level, "%s was a dead letter when it was read, so it is not sent again", letter.source)
+            return
+        if self._sender is None:
+            self._sender = self._connect()
+        self._sender.send(record_of(letter))
 
     def _heads(
         self, after: Txid, before: Txid
@@ -139,10 +149,7 @@ class LetterTopic:
 
 def record_of(letter: DeadLetter) -> SentLetter:
     """Return what is sent of a letter: its record as it was, with the headers of Kafka Streams (KIP-1034)."""
-    own = [
-        (name, None if value is None else base64.b64decode(value))
-        for name, value in json.loads(letter.headers or b"[]")
-    ]
+    own = [(name, None if value is None else base64.b64decode(value)) for name, value in _headers_of(letter)]
     told = {
         "exception": letter.exception,
         "stacktrace": letter.traceback,
@@ -153,6 +160,16 @@ def record_of(letter: DeadLetter) -> SentLetter:
     }
     errors = [(_HEADER + name, str(value).encode()) for name, value in told.items() if value is not None]
     return SentLetter(letter.partition, letter.key, letter.value, [*own, *errors], letter.timestamp_ms)
+
+
+def was_sent(letter: DeadLetter) -> bool:
+    """Return whether a letter's record has the headers of one that was sent."""
+    return any(name.startswith(_HEADER) for name, _ in _headers_of(letter))
+
+
+def _headers_of(letter: DeadLetter) -> list[tuple[str, str | None]]:
+    found: list[tuple[str, str | None]] = json.loads(letter.headers or b"[]")
+    return found
 
 
 def _place(letter: DeadLetter) -> tuple[Any, ...]:
