@@ -12,10 +12,11 @@ from support.lists import each
 from support.states import Rig
 from support.ui_site import BASE, Served, filled
 
-from txstream.plugins.web.guard import COOKIE, cookie_of, is_loopback
+from txstream.plugins.web.guard import COOKIE, cookie_of, is_loopback, is_text
 from txstream.plugins.web.live import Live
 
 TOKEN = "0123456789abcdef"
+VIEWS = ("/timeline", "/batches", "/batches/3", "/source", "/state", "/failures", "/trust", "/graph")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,33 @@ def test_another_name_is_not_answered(served: Served, host: str) -> None:
         assert served.client.get(path, headers={"host": host}).status_code == 421, path
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:8000", None])
+@pytest.mark.parametrize(
+    "host", ["[::1", "[::1]x", "]", "a b", "127.0.0.1:x", "127.0.0.1:8765/evil", "me@127.0.0.1", "\xff", "//"]
+)
+def test_what_is_no_host_is_refused(served: Served, host: str) -> None:
+    for path in ("/", "/api/topologies", "/static/ui.js"):
+        assert served.client.get(path, headers={b"host": host.encode("latin-1")}).status_code == 400, path
+
+
+def test_an_id_that_no_topology_can_have_is_no_fault_of_the_server(
+    ledger: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(ledger, monkeypatch, allow_operate=True)
+    bad = ("%00", "a%00b", "%ED%A0%80", "%FF", "%2E%2E", "%0A", "%F0%9F%98%80", "x" * 200)
+    paths = [f"{api}/topologies/{{}}{view}" for api in ("", "/api") for view in ("", *VIEWS)]
+    paths += ["/topologies/{}/ask/pause", "/compare/{}", "/static/{}", "/topologies/words/state/{}"]
+    answered = {(path, one): served.client.get(path.format(one)).status_code for path in paths for one in bad}
+    assert {asked: status for asked, status in answered.items() if status not in (400, 404)} == {}
+    for query in ("state/words?key=%00", "state/words?place=a%00", "timeline?%00=1"):
+        assert served.client.get(f"/topologies/words/{query}").status_code == 400, query
+    assert not is_text("\ud800")
+    form = {"key": "a\0"}
+    assert served.post("/topologies/words/state/words/why", form).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:8000", "http://[::1", "", None]
+)
 def test_a_form_of_another_site_does_nothing(served: Served, origin: str | None) -> None:
     headers = {} if origin is None else {"origin": origin}
     assert served.client.post("/topologies/words/fsck", headers=headers).status_code == 403
@@ -59,7 +86,12 @@ def test_a_form_of_another_site_does_nothing(served: Served, origin: str | None)
 
 
 def test_another_site_loads_nothing(served: Served) -> None:
-    served.get("/api/topologies", 403, **{"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"})
+    """Another port of this machine is another site, too, though browsers call it the same."""
+    for site in ("cross-site", "same-site"):
+        for mode in ({"sec-fetch-mode": "no-cors"}, {"sec-fetch-mode": "cors"}, {}):
+            served.get("/api/topologies", 403, **{"sec-fetch-site": site, **mode})
+        headers = {"sec-fetch-site": site, "sec-fetch-mode": "navigate", "origin": "http://127.0.0.1:8000"}
+        assert served.client.post("/topologies/words/fsck", headers=headers).status_code == 403
     served.get("/api/topologies", 403, origin="http://evil.example")
     served.get("/", 200, **{"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"})
 

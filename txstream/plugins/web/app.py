@@ -25,10 +25,12 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from txstream.core.errors import TxstreamError, UsageError
+from txstream.core.errors import TopologyError, TxstreamError, UsageError
+from txstream.core.names import validate_topology_id
+from txstream.inspect import UnknownTopologyError
 from txstream.plugins.web import views
 from txstream.plugins.web.comparing import FAULTS
-from txstream.plugins.web.guard import COOKIE, Guard, cookie_of, is_same
+from txstream.plugins.web.guard import COOKIE, Guard, cookie_of, is_same, is_text
 from txstream.plugins.web.live import MOST_PAGES, Live
 from txstream.plugins.web.pages import Pages, address
 from txstream.plugins.web.site import Site
@@ -407,11 +409,18 @@ async def _form_of(request: Request) -> Form:
         body += chunk
         if len(body) > _MOST_FORM_BYTES:
             raise HTTPException(413, "the form is too large")
-    return parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
+    form = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
+    if not all(map(is_text, (text for values in form.values() for text in values))):
+        raise HTTPException(400, "the form has characters that no text has")
+    return form
 
 
 def _id(request: Request) -> str:
-    return str(request.path_params["id"])
+    topology_id = str(request.path_params["id"])
+    try:
+        return validate_topology_id(topology_id)
+    except TopologyError as error:  # so there is none
+        raise UnknownTopologyError(topology_id, str(error)) from error
 
 
 def _kind(request: Request) -> str:

@@ -2,6 +2,7 @@
 
 Invariants.
 - The name in `Host` is one of this server's own, or an address: no other site's name may lead here.
+- What no server, text or id can be (a malformed `Host`, NUL, half a character) is refused before it is used.
 - What changes anything comes from a page of this server (`Origin`); another site's page reads nothing.
 - With a token, only the login page and the static files are answered without it.
 - Every answer forbids the browser to load or run anything that is not from here.
@@ -12,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 import socket
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -24,6 +26,7 @@ COOKIE = "txstream_ui"
 LEAST_TOKEN = 16
 """A shorter token could be guessed."""
 
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]*)(?::([0-9]{1,5}))?")
 _SAFE = ("GET", "HEAD")
 _OPEN = ("/login", "/static/")
 _HEADERS = {
@@ -67,11 +70,17 @@ class Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         host = request.headers.get("host", "")
-        if not self._is_mine(host):
+        called = _HOST.fullmatch(host)
+        if called is None:
+            return _words(request, 400, "the Host header is malformed")
+        if not self._is_mine(called[1]):
             return _words(request, 421, f"this server is not called {host!r}")
+        query = request.query_params.multi_items()
+        if not all(map(is_text, [request.scope["path"], *(text for pair in query for text in pair)])):
+            return _words(request, 400, "the address has characters that no text has")
         origin = request.headers.get("origin")
         is_safe = request.method in _SAFE
-        if (origin is None and not is_safe) or (origin is not None and urlsplit(origin).netloc != host):
+        if (origin is None and not is_safe) or (origin is not None and origin.partition("://")[2] != host):
             return _words(request, 403, "this did not come from a page of this server")
         site, mode = (request.headers.get(f"sec-fetch-{name}") for name in ("site", "mode"))
         if site in ("cross-site", "same-site") and mode != "navigate":
@@ -83,8 +92,8 @@ class Guard:
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"/login?next={quote(request.url.path + query, safe='')}", 303)
 
-    def _is_mine(self, host: str) -> bool:
-        name = (urlsplit(f"//{host}").hostname or "").lower()
+    def _is_mine(self, name: str) -> bool:
+        name = name.lower().strip("[]")
         return name in self._names or (_is_address(name) and (self._any_address or is_loopback(name)))
 
     def _is_known(self, request: Request) -> bool:
@@ -95,9 +104,17 @@ class Guard:
         return is_same(request.cookies.get(COOKIE, ""), cookie_of(self._token))
 
 
+def is_text(text: str) -> bool:
+    """Whether a text can be stored and sent: no NUL, no half of a surrogate pair."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
+
+
 def is_same(given: str, expected: str) -> bool:
     """Compare secrets in a time that tells nothing."""
-    return hmac.compare_digest(given.encode(), expected.encode())
+    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), expected.encode())
 
 
 def cookie_of(token: str) -> str:
