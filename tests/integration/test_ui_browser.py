@@ -117,7 +117,7 @@ def test_each_view_of_runs_with_faults(
         assert launcher.run("compare", "--records", "2000", "--keep").status == 0
         made = sorted(set(zookeeper.topologies()) - before)
     (opaque,) = (name for name in made if "opaque" in name)
-    server = launcher.start("ui", "--port", "0", "--json", "--allow-operate")
+    server = launcher.start("ui", "--port", "0", "--json", "--allow-operate", "--no-token")
     try:
         url = json.loads(server.first_output())["url"]
         listed = {one["id"] for one in get(url, "/api/topologies")}
@@ -166,8 +166,11 @@ def test_a_comparison_is_started_from_the_page(
     fill_topic(services.kafka, unique, make_lines(200), partitions=2)
     server = launcher.start("ui", "--port", "0", "--json", "--allow-operate")
     try:
-        url = json.loads(server.first_output())["url"]
+        with_token = json.loads(server.first_output())["url"]
+        url = with_token.partition("?token=")[0]
         looking = Looking(browser, url, 1240, "light")
+        looking.page.goto(with_token)
+        assert looking.page.url == url
         looking.page.goto("/compare")
         looking.page.fill("input[name=topic]", unique)
         looking.page.fill("input[name=records]", "200")
@@ -279,7 +282,7 @@ def test_an_open_page_shows_what_a_run_commits(
     launcher: Launcher, services: Services, browser: Browser, unique: str
 ) -> None:
     fill_topic(services.kafka, unique, make_lines(200), partitions=2)
-    server = launcher.start("ui", "--port", "0", "--json", "--allow-operate")
+    server = launcher.start("ui", "--port", "0", "--json", "--allow-operate", "--no-token")
     try:
         url = json.loads(server.first_output())["url"]
         looking = Looking(browser, url, 1240, "light")

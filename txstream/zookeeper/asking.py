@@ -25,10 +25,12 @@ def ask(
     timeout: float,
     *,
     later: bool | None = None,
+    by: str | None = None,
 ) -> tuple[str, Mapping[str, Any] | None]:
     """Make a request and wait for the answer. Return the request's id and the driver's answer. With `later`
-    do not wait, and return None for the answer; `later` is None for requests that cannot wait. Raises
-    NotRunningError when nobody could answer, UsageError when the driver refuses."""
+    do not wait, and return None for the answer; `later` is None for requests that cannot wait. `by` says who
+    asks, by default this process's user. Raises NotRunningError when nobody could answer, UsageError when
+    the driver refuses."""
     from txstream.zookeeper import Kind
 
     if not later and zookeeper.leader(topology_id) is None:
@@ -39,7 +41,7 @@ def ask(
         )
         raise NotRunningError(f"nothing runs topology {topology_id!r} now, so nobody could answer; {remedy}")
     operator = zookeeper.requests(topology_id)
-    request_id = operator.ask(Kind(kind), body)
+    request_id = operator.ask(Kind(kind), body, by)
     if later:
         return request_id, None
     answer = operator.wait_answer(request_id, timeout)

@@ -125,13 +125,13 @@ class OperatorRequests:
         """Return what is in force and the requests that wait. Raises CorruptStateError."""
         return self._znodes.read()
 
-    def ask(self, kind: Kind, body: Mapping[str, Any]) -> str:
-        """Store a request. Return its id, to wait for the answer.
+    def ask(self, kind: Kind, body: Mapping[str, Any], by: str | None = None) -> str:
+        """Store a request. Return its id, to wait for the answer. `by` says who asks, by default user@host.
 
         Raises UsageError if there is no such topology, ServiceUnavailableError if too much already waits for
         an answer.
         """
-        request = Request(uuid.uuid4().hex, kind, body, datetime.now(UTC), _this_operator())
+        request = Request(uuid.uuid4().hex, kind, body, datetime.now(UTC), by or _this_operator())
         problem: RefusedError | LostAnswerError | None = None
         for failures in range(1, MAX_RACES):
             self._tree.sync()

@@ -130,13 +130,31 @@ def test_a_browser_is_asked_once(locked: Served) -> None:
     cookie = answer.headers["set-cookie"]
     assert TOKEN not in cookie
     assert "HttpOnly" in cookie
-    assert "SameSite=lax" in cookie
+    assert "SameSite=strict" in cookie
     locked.get("/")
     for elsewhere in ("//evil.example", "http://evil.example", "/\\evil.example", ""):
         assert log_in(TOKEN, elsewhere).headers["location"] == "/"
     locked.client.cookies.clear()
-    locked.client.cookies.set(COOKIE, cookie_of("another"))
+    locked.client.cookies.set(f"{COOKIE}_8765", cookie_of("another"))
     locked.get("/", 303)
+
+
+def test_an_address_with_the_token_opens_the_page_once(locked: Served) -> None:
+    """The token leaves the address at once: history, bookmarks and what is sent to others do not have it."""
+    for wrong in (f"{TOKEN}x", "", "ü"):
+        answer = locked.client.get("/", params={"token": wrong}, headers={"accept": "text/html"})
+        assert answer.headers["location"] == "/login?next=%2F"
+        assert "set-cookie" not in answer.headers
+    answer = locked.client.get(f"/topologies/words%20x?a=b%26c&token={TOKEN}&limit=3")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/topologies/words%20x?a=b%26c&limit=3")
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith(f"{COOKIE}_8765={cookie_of(TOKEN)};"), "another port's page has its own"
+    assert all(word in cookie for word in ("HttpOnly", "SameSite=strict", "Path=/"))
+    locked.get("/")
+    there = locked.client.get(f"{BASE}//evil.example/?token={TOKEN}").headers["location"]
+    assert there == "/evil.example/", "on this server"
+    locked.client.cookies.clear()
+    assert locked.post(f"/topologies/words/fsck?token={TOKEN}").status_code == 401
 
 
 def test_with_a_token_addresses_are_answered_and_names_of_others_are_not(locked: Served) -> None:

@@ -17,8 +17,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+import uvicorn
+from starlette.testclient import TestClient
 from support.states import Rig
-from support.ui_site import AWAY, TXIDS, Served, filled
+from support.ui_site import AWAY, BASE, TXIDS, Served, filled
 from support.zookeeper_backends import CODEC, metas
 
 from txstream.cli import failures_shown, status
@@ -621,7 +623,7 @@ def test_an_action_is_asked_once_and_goes_through_the_queue(
     assert answer.status_code == 503
     assert "has not answered within 0.1 s; the request is stored" in answer.text
     (request,) = served.zookeeper.requests("words").read().waiting
-    assert request.kind == Kind.PAUSE
+    assert (request.kind, request.asked_by) == (Kind.PAUSE, "page")
     served.client.post(
         "/topologies/words/ask/retry",
         headers={"origin": "http://127.0.0.1:8765"},
@@ -655,6 +657,48 @@ def test_the_command_needs_zookeeper_and_elsewhere_a_token(
     (tmp_path / "token").write_text("short\n")
     assert main(["ui", "--token-file", "token", "--zookeeper", "127.0.0.1:1"]) == 2
     assert "at least 16 ASCII characters" in capsys.readouterr().err
+
+
+def started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: str
+) -> tuple[str, str, TestClient]:
+    """Start the page, but answer nothing. Return its address, what it says, and somebody who asks it."""
+    apps: list[Any] = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: apps.append(self.config.app))
+    assert main(["ui", "--port", "0", "--zookeeper", "127.0.0.1:1", "--json", *options]) == 0
+    told = capsys.readouterr()
+    return json.loads(told.out)["url"], told.err, TestClient(apps[0], base_url=BASE, follow_redirects=False)
+
+
+def test_who_may_operate_has_the_token_of_the_address(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Every user of a machine reaches its loopback."""
+    url, said, client = started(monkeypatch, capsys, "--allow-operate")
+    path, token = re.fullmatch(r"http://127\.0\.0\.1:\d+(/\?token=([0-9a-f]{48}))", url).groups()  # type: ignore[union-attr]
+    assert "it asks for the token in that address" in said
+    assert client.get("/static/../topologies/words/ask/pause").status_code == 401
+    assert client.post("/topologies/words/ask/pause", headers={"origin": BASE}).status_code == 401
+    assert client.get(path).headers["location"] == "/"
+    assert client.get("/compare/ask").status_code != 401
+    assert token not in str(client.cookies)
+    assert started(monkeypatch, capsys, "--allow-operate")[0] != url
+    url, said, client = started(monkeypatch, capsys, "--allow-operate", "--no-token")
+    assert "token" not in url
+    assert "warning: --no-token: every user of this machine can pause" in said
+    assert client.get("/login").status_code == 200
+    url, said, client = started(monkeypatch, capsys)
+    assert "token" not in url + said
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    url, said, client = started(monkeypatch, capsys, "--allow-operate", "--token-file", "token")
+    assert "token" not in url
+    assert said == "Ctrl-C ends it; it asks for the token\n"
+    assert client.get("/compare/ask").status_code == 401
+    command = ["ui", "--allow-operate", "--no-token", "--zookeeper", "127.0.0.1:1"]
+    assert main([*command, "--token-file", "token"]) == 2
+    assert "--no-token and --token-file FILE contradict each other" in capsys.readouterr().err
+    assert main([*command, "--host", "0.0.0.0"]) == 2
+    assert "give a --token-file FILE" in capsys.readouterr().err
 
 
 def test_without_the_extra_it_says_what_to_install(

@@ -30,7 +30,7 @@ from txstream.core.names import validate_topology_id
 from txstream.inspect import UnknownTopologyError
 from txstream.plugins.web import views
 from txstream.plugins.web.comparing import FAULTS
-from txstream.plugins.web.guard import COOKIE, Guard, cookie_of, is_same, is_text
+from txstream.plugins.web.guard import Guard, is_same, is_text, logged_in
 from txstream.plugins.web.live import MOST_PAGES, Live
 from txstream.plugins.web.pages import Pages, address
 from txstream.plugins.web.site import Site
@@ -332,12 +332,7 @@ class App:
         following, given = _next(form.get("next", [""])[0]), form.get("token", [""])[0]
         if self._token is None or not is_same(given.strip(), self._token):
             return self._pages.show("login", next=following, wrong=True, status=401)
-        answer = RedirectResponse(following, 303)
-        secure = request.url.scheme == "https"
-        answer.set_cookie(
-            COOKIE, cookie_of(self._token), httponly=True, samesite="lax", secure=secure, path="/"
-        )
-        return answer
+        return logged_in(request, following, self._token)
 
     def _page(self, show: Callable[[Request], Response]) -> Callable[[Request], Response]:
         def shown(request: Request) -> Response:

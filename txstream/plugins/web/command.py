@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txstream.cli.context import Cli
+from txstream.cli.context import Cli, print_error
 from txstream.cli.options import command
 from txstream.core.errors import UsageError
 from txstream.plugins.monitoring import exposition_of_ledgers, require_client
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8765
 _CLOSING_SECONDS = 2
+_TOKEN_BYTES = 24
 
 
 def register(app: typer.Typer) -> None:
@@ -45,6 +47,13 @@ def ui(
         bool,
         typer.Option("--allow-operate", help="Also pause, resume, stop, retry, and run batches again, dry."),
     ] = False,
+    no_token: Annotated[
+        bool,
+        typer.Option(
+            "--no-token",
+            help="With --allow-operate: every user of this machine may do all that, and run code as you.",
+        ),
+    ] = False,
 ) -> None:
     """Show topologies in a browser. What they do now, every attempt, what is in the state.
 
@@ -67,8 +76,13 @@ def ui(
         raise UsageError(
             f"--host {host} can be reached from other machines: give a --token-file FILE, with a secret in it"
         )
+    if token is not None and no_token:
+        raise UsageError("--no-token and --token-file FILE contradict each other; leave one of the two out")
     settings = cli.resolve()
     settings.require_zookeeper()
+    made = None
+    if token is None and allow_operate and not no_token:
+        token = made = secrets.token_hex(_TOKEN_BYTES)
 
     def code(topology_id: str) -> Topology:
         from txstream.cli.code import find_code, is_code_known
@@ -89,12 +103,18 @@ def ui(
         metrics=metrics_of(settings),
     )
     with _listening(host, port) as listening:
-        url = f"http://{_shown(host)}:{listening.getsockname()[1]}/"
+        url = f"http://{_shown(host)}:{listening.getsockname()[1]}/" + (f"?token={made}" if made else "")
         if cli.as_json:
             cli.print_line({"url": url})
         else:
             cli.print(url)
-        cli.say("Ctrl-C ends it" + ("" if token is None else "; it asks for the token"))
+        if allow_operate and token is None:
+            print_error(
+                "txstream: warning: --no-token: every user of this machine can pause, stop and retry "
+                "topologies on this page, and have it run code as you"
+            )
+        asks = "" if token is None else "; it asks for the token" + (" in that address" if made else "")
+        cli.say(f"Ctrl-C ends it{asks}")
         config = uvicorn.Config(
             app,
             log_level="warning",

@@ -4,7 +4,8 @@ Invariants.
 - The name in `Host` is one of this server's own, or an address: no other site's name may lead here.
 - What no server, text or id can be (a malformed `Host`, NUL, half a character) is refused before it is used.
 - What changes anything comes from a page of this server (`Origin`); another site's page reads nothing.
-- With a token, only the login page and the static files are answered without it.
+- With a token, only the login page and the static files are answered without it. An address with the token
+  gives the browser a cookie and leads to the same address without it.
 - Every answer forbids the browser to load or run anything that is not from here.
 """
 
@@ -15,7 +16,7 @@ import hmac
 import ipaddress
 import re
 import socket
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -85,12 +86,14 @@ class Guard:
         site, mode = (request.headers.get(f"sec-fetch-{name}") for name in ("site", "mode"))
         if site in ("cross-site", "same-site") and mode != "navigate":
             return _words(request, 403, "another site may not load this")
+        given = request.query_params.get("token")
+        if self._token is not None and given is not None and is_safe and is_same(given, self._token):
+            return logged_in(request, _without_token(request), self._token)
         if self._token is None or request.url.path.startswith(_OPEN) or self._is_known(request):
             return None
         if request.url.path.startswith("/api/") or not is_safe or "text/html" not in _accepted(request):
             return _words(request, 401, "the token is missing or wrong: Authorization: Bearer TOKEN")
-        query = f"?{request.url.query}" if request.url.query else ""
-        return RedirectResponse(f"/login?next={quote(request.url.path + query, safe='')}", 303)
+        return RedirectResponse(f"/login?next={quote(_without_token(request), safe='')}", 303)
 
     def _is_mine(self, name: str) -> bool:
         name = name.lower().strip("[]")
@@ -101,7 +104,23 @@ class Guard:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and is_same(given.strip(), self._token):
             return True
-        return is_same(request.cookies.get(COOKIE, ""), cookie_of(self._token))
+        return is_same(request.cookies.get(cookie_name(request), ""), cookie_of(self._token))
+
+
+def logged_in(request: Request, following: str, token: str) -> Response:
+    """Return the answer to a browser that has given the token: a cookie, and where to go on."""
+    answer = RedirectResponse(following, 303)
+    secure = request.url.scheme == "https"
+    answer.set_cookie(
+        cookie_name(request), cookie_of(token), httponly=True, samesite="strict", secure=secure, path="/"
+    )
+    return answer
+
+
+def cookie_name(request: Request) -> str:
+    """Return the cookie's name: browsers give the cookies of all ports of a machine to each of them."""
+    called = _HOST.fullmatch(request.headers.get("host", ""))
+    return COOKIE if called is None or called[2] is None else f"{COOKIE}_{called[2]}"
 
 
 def is_text(text: str) -> bool:
@@ -134,6 +153,12 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _without_token(request: Request) -> str:
+    """Return the address that was asked for, on this server and without the token."""
+    query = urlencode([pair for pair in request.query_params.multi_items() if pair[0] != "token"])
+    return quote("/" + request.scope["path"].lstrip("/\\")) + (f"?{query}" if query else "")
 
 
 def _accepted(request: Request) -> str:

@@ -190,7 +190,7 @@ class Site:
         with self.zookeeper() as zookeeper:
             if topology_id not in zookeeper.topologies():
                 raise UnknownTopologyError(topology_id)
-            return ask(zookeeper, topology_id, kind, body, _ANSWER_SECONDS, later=False)[1]
+            return ask(zookeeper, topology_id, kind, body, _ANSWER_SECONDS, later=False, by="page")[1]
 
 
 def _mark_of(zookeeper: ZooKeeper, topology_id: str) -> object:
