@@ -20,8 +20,8 @@ from txstream.spouts.formats.value_formats import BadValueError, ValueFormat, Va
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka.protocol import Partition
 from txstream.spouts.kafka.record_blocks import Headers, RecordColumns, Records
+from txstream.spouts.kafka.record_times import record_times
 
-_MILLISECONDS = pa.timestamp("ms", tz="UTC")
 _SHOWN_BYTES = 200
 
 
@@ -94,7 +94,9 @@ def _made(
         if name in ("topic", "partition"):
             arrays.append(_places(name, data_type, parts))
         else:
-            arrays.append(kafka_column(name, data_type, partition, columns, source.errors == "replace"))
+            replace = source.errors == "replace"
+            any_time = source.takes_any_time
+            arrays.append(kafka_column(name, data_type, partition, columns, replace, any_time))
     return pa.RecordBatch.from_arrays(arrays, schema=source.output)
 
 
@@ -129,9 +131,15 @@ def _misfit(
 
 
 def kafka_column(
-    name: str, data_type: pa.DataType, partition: Partition, columns: RecordColumns, replace: bool
+    name: str,
+    data_type: pa.DataType,
+    partition: Partition,
+    columns: RecordColumns,
+    replace: bool,
+    takes_any_time: bool = False,
 ) -> pa.Array:
-    """Return one of Kafka's columns. Raises DecodeError for invalid UTF-8, unless `replace` is set."""
+    """Return one of Kafka's columns. Raises DecodeError for invalid UTF-8, unless `replace` is set, and for a
+    time that is no date, unless any is taken."""
     match name:
         case "key":
             return _payload("key", columns.keys, data_type, partition, columns, replace)
@@ -142,7 +150,7 @@ def kafka_column(
         case "offset":
             return pa.array(columns.offsets, data_type)
         case "timestamp":
-            return pa.array(columns.timestamps).view(_MILLISECONDS).cast(data_type)
+            return record_times(data_type, partition, columns, takes_any=takes_any_time)
         case "timestampType":
             return pa.array(columns.timestamp_types, data_type)
         case "headers":
