@@ -183,6 +183,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
             )
         one_of("wire_format", wire_format, "confluent", "plain")
         given = FormatArguments(schema, errors, wire_format, schema_registry, str(self.selection))
+        self.takes_any_time = False
         self.value_schema = read_by("value_format", value_format, given)
         self.key_schema = read_by("key_format", key_format, replace(given, schema=key_schema))
         check_registry(wire_format, schema_registry, (self.value_schema, self.key_schema))
@@ -230,6 +231,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         found = copy.copy(self)
         found.key_format = found.value_format = "binary"
         found.errors = "replace"  # for the names of headers
+        found.takes_any_time = True
         found.schema = found.value_schema = found.key_schema = None
         found.output = kafka_schema(pa.binary(), "binary")
         found.kafka_columns = tuple(found.output.names)

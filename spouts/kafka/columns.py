@@ -21,8 +21,8 @@ from txstream.spouts.formats.value_formats import ValueFormat, ValueReader, Valu
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka.protocol import Partition
 from txstream.spouts.kafka.record_blocks import Headers, Integers, RecordColumns, Records
+from txstream.spouts.kafka.record_times import record_times
 
-_MILLISECONDS = pa.timestamp("ms", tz="UTC")
 _SHOWN_BYTES = 200
 
 
@@ -145,10 +145,11 @@ def _made(
         if name in ("topic", "partition"):
             arrays.append(_places(name, data_type, parts))
             continue
-        array, reasons = _kafka_column(name, data_type, columns, source.errors == "replace")
+        replace = source.errors == "replace"
+        array, refused = _kafka_column(name, data_type, columns, replace, source.takes_any_time)
         arrays.append(array)
-        for row, (what, error) in reasons.items():
-            unfit.setdefault(row, _not_utf8(what, _place(parts, columns, row), error))
+        for row, error in refused.items():
+            unfit.setdefault(row, error(_place(parts, columns, row)))
     return pa.RecordBatch.from_arrays(arrays, schema=source.output), unfit
 
 
@@ -181,14 +182,15 @@ def _misfit(
     )
 
 
-NotUtf8 = Mapping[int, tuple[str, UnicodeDecodeError]]
-"""By row: what is not UTF-8, and why."""
+Refused = Mapping[int, Callable[[str], DecodeError]]
+"""By row: what makes the error of a record at a place."""
 
 
 def _kafka_column(
-    name: str, data_type: pa.DataType, columns: RecordColumns, replace: bool
-) -> tuple[pa.Array, NotUtf8]:
-    """Return one of Kafka's columns."""
+    name: str, data_type: pa.DataType, columns: RecordColumns, replace: bool, takes_any_time: bool
+) -> tuple[pa.Array, Refused]:
+    """Return one of Kafka's columns. What is not UTF-8 is refused unless `replace` is set, and a time that is
+    no date unless any is taken."""
     match name:
         case "key":
             return _payload("key", columns.keys, data_type, replace)
@@ -197,7 +199,7 @@ def _kafka_column(
         case "offset":
             return pa.array(columns.offsets, data_type), {}
         case "timestamp":
-            return pa.array(columns.timestamps).view(_MILLISECONDS).cast(data_type), {}
+            return record_times(data_type, columns, takes_any=takes_any_time)
         case "timestampType":
             return pa.array(columns.timestamp_types, data_type), {}
         case "headers":
@@ -206,7 +208,7 @@ def _kafka_column(
             raise ValueError(f"Kafka has no column {name!r}")
 
 
-def _payload(what: str, raw: pa.Array, data_type: pa.DataType, replace: bool) -> tuple[pa.Array, NotUtf8]:
+def _payload(what: str, raw: pa.Array, data_type: pa.DataType, replace: bool) -> tuple[pa.Array, Refused]:
     """Keys or values. Arrow checks UTF-8 for the whole column; bad rows are looked for only if it fails."""
     if data_type == pa.binary():
         return raw, {}
@@ -220,7 +222,9 @@ def _payload(what: str, raw: pa.Array, data_type: pa.DataType, replace: bool) ->
     if replace:
         return pa.array([v if v is None else v.decode(errors="replace") for v in column], data_type), {}
     valid = [None if row in invalid else value for row, value in enumerate(column)]
-    return pa.array(valid, pa.binary()).cast(data_type), {row: (what, why) for row, why in invalid.items()}
+    return pa.array(valid, pa.binary()).cast(data_type), {
+        row: partial(_not_utf8, what, why) for row, why in invalid.items()
+    }
 
 
 def _invalid(column: Iterable[bytes | None]) -> Iterator[tuple[int, UnicodeDecodeError]]:
@@ -233,19 +237,19 @@ def _invalid(column: Iterable[bytes | None]) -> Iterator[tuple[int, UnicodeDecod
                 yield row, error
 
 
-def _headers(columns: RecordColumns, data_type: pa.DataType, replace: bool) -> tuple[pa.Array, NotUtf8]:
+def _headers(columns: RecordColumns, data_type: pa.DataType, replace: bool) -> tuple[pa.Array, Refused]:
     """The headers, null where a record has none, as in Spark's source."""
     rows = len(columns)
     found = columns.headers
     if not found:
         return pa.nulls(rows, data_type), {}
     shown: list[list[dict[str, Any]] | None] = [None] * rows
-    invalid: dict[int, tuple[str, UnicodeDecodeError]] = {}
+    invalid: dict[int, Callable[[str], DecodeError]] = {}
     for row, headers in found.items():
         try:
             shown[row] = _decoded(headers, "replace" if replace else "strict")
         except UnicodeDecodeError as error:
-            invalid[row] = "name of a header", error
+            invalid[row] = partial(_not_utf8, "name of a header", error)
     return pa.array(shown, data_type), invalid
 
 
@@ -253,7 +257,7 @@ def _decoded(headers: Headers, errors: str) -> list[dict[str, Any]]:
     return [{"key": key.decode(errors=errors), "value": value} for key, value in headers]
 
 
-def _not_utf8(what: str, place: str, error: UnicodeDecodeError) -> DecodeError:
+def _not_utf8(what: str, error: UnicodeDecodeError, place: str) -> DecodeError:
     return DecodeError(
         f"the {what} of the record at {place}, is not UTF-8 ({error.reason} at byte {error.start}); read it "
         f"with errors='replace' or as 'binary'"

@@ -187,7 +187,7 @@ def test_a_run_that_was_stopped_says_what_it_was_waiting_for(capsys: pytest.Capt
     away = "partition lines/3 since 12:00:00"
     for waiting_for, waited in ((None, ""), (away, f" (it was waiting for {away})")):
         report = replace(REPORT, caught_up=False, waiting_for=waiting_for)
-        assert _tell(Cli(quiet=True), report, True, "caught-up", None) == 1
+        assert _tell(Cli(quiet=True), report, True, RunEnd("caught-up")) == 1
         assert capsys.readouterr().err == told.format(waited)
 
 

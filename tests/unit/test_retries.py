@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,9 @@ from txstream.core.errors import CorruptStateError, DecodeError, ServiceUnavaila
 from txstream.core.fault_points import Point
 from txstream.core.transaction import Txid
 from txstream.engine.batch.messages import WorkOrder
+from txstream.engine.letters.retries import Retries
 from txstream.inspect import replay as run_again, why
+from txstream.plugins.formats.schema_registry import UnknownSchemaError
 from txstream.settings import Settings
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.memory import MemoryRange
@@ -334,6 +336,25 @@ def test_the_command_asks(make: Any, monkeypatch: pytest.MonkeyPatch, capsys: An
     assert capsys.readouterr().out == "words: is to retry its dead letters\n"
     (asked,) = store.read_requests().waiting
     assert (asked.kind, asked.body) == ("retry", {"components": ["parse"]})
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (UnknownSchemaError("schema 9 is not there"), DecodeError),
+        (DecodeError("it is no JSON"), DecodeError),
+        (ServiceUnavailableError("it is away"), ServiceUnavailableError),
+    ],
+)
+def test_a_letter_that_cannot_be_decoded_stays_dead_and_ends_no_run(
+    raised: Exception, expected: type[Exception]
+) -> None:
+    def decode(_: Sequence[DeadLetter]) -> pa.RecordBatch:
+        raise raised
+
+    metas: BatchMetas[MemoryRange] = BatchMetas().retrying([LetterKey(Txid(1), "p@0")])
+    with pytest.raises(expected, match=str(raised)):
+        Retries([], decode, deque()).loaded(metas)
 
 
 def test_a_batch_of_retries_is_stored() -> None:

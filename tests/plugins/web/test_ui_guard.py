@@ -57,7 +57,7 @@ def test_another_name_is_not_answered(served: Served, host: str) -> None:
 )
 def test_what_is_no_host_is_refused(served: Served, host: str) -> None:
     for path in ("/", "/api/topologies", "/static/ui.js"):
-        assert served.client.get(path, headers=[(b"host", host.encode("latin-1"))]).status_code == 400, path
+        assert served.client.get(path, headers={b"host": host.encode("latin-1")}).status_code == 400, path
 
 
 def test_an_id_that_no_topology_can_have_is_no_fault_of_the_server(

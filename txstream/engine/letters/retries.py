@@ -16,6 +16,13 @@ import pyarrow as pa
 
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.dead_letters import DeadLetter, LetterKey
+from txstream.core.errors import (
+    BatchFailedError,
+    DecodeError,
+    ServiceUnavailableError,
+    TxstreamError,
+    UsageError,
+)
 from txstream.core.transaction import Txid
 from txstream.state import TopologyStates
 from txstream.state.dead_letters import DEAD, StoredDeadLetter, retried_in
@@ -70,7 +77,12 @@ class Retries:
         if not metas.retried:
             return metas
         found = [one.letter for key in metas.retried if (one := self._read(key)) is not None]
-        return metas.retrying(metas.retried, self._decode(found))
+        try:
+            return metas.retrying(metas.retried, self._decode(found))
+        except TxstreamError as error:
+            if isinstance(error, (BatchFailedError, ServiceUnavailableError, UsageError)):
+                raise
+            raise DecodeError(str(error)) from error  # also what would end the run: a letter stays dead
 
     def _wanted(self, components: frozenset[str] | None, before: Txid) -> list[LetterKey]:
         dead = DEAD, retried_in(before)

@@ -121,6 +121,7 @@ class SchemaRegistry:
             **_trusting(ca_file),
         )
         self._clock, self._pause = clock, pause
+        self._missed: set[str] = set()  # what was asked for long enough; it is asked for once from now on
         self._lock = threading.Lock()
         self._schemas: dict[tuple[int, bool], RegisteredSchema] = {}
 
@@ -171,7 +172,8 @@ class SchemaRegistry:
             known[one["name"]] = inner["schema"]
 
     def _found(self, path: str, what: str) -> Any:
-        end, times = self._clock() + _UNKNOWN_SECONDS, 0
+        patience = 0.0 if path in self._missed else _UNKNOWN_SECONDS
+        end, times = self._clock() + patience, 0
         while True:
             try:
                 return self._get(path, what)
@@ -179,9 +181,10 @@ class SchemaRegistry:
                 times += 1
                 seconds = BACKOFF.after(times)
                 if self._clock() + seconds > end:
+                    self._missed.add(path)
                     raise UnknownSchemaError(
-                        f"{error}, which was asked {times} times in {_UNKNOWN_SECONDS:g} s; check that this "
-                        f"is the registry of the records' producers and that the schema was not deleted"
+                        f"{error}, which was asked for it for {_UNKNOWN_SECONDS:g} s; check that this is the "
+                        f"registry of the records' producers and that the schema was not deleted"
                     ) from error
                 self._pause(seconds)
 
