@@ -38,6 +38,6 @@ def record_times(
 def _no_date(milliseconds: int, place: str) -> DecodeError:
     return DecodeError(
         f"the timestamp of the record at {place}, is {milliseconds}: as milliseconds since 1970 that is no "
-        f"date from year 1 to 9999; correct its producer, which may write microseconds or nanoseconds, or leave "
-        f"'timestamp' out of kafka_columns"
+        f"date from year 1 to 9999; correct its producer, which may write microseconds or nanoseconds, or "
+        f"leave 'timestamp' out of kafka_columns"
     )
