@@ -13,6 +13,7 @@ from txstream.core.waits import wait_until
 
 class TestLocks(ServerLocks):
     share = ("LOCK IN SHARE MODE", "FOR SHARE")  # MariaDB's words, and MySQL's
+    proofs = ("SHOW CREATE TABLE",)  # a second UNIQUE may have taken a row
     lock_timeout = ("SELECT @@innodb_lock_wait_timeout", "10")
 
     @pytest.fixture

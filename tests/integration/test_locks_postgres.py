@@ -37,6 +37,8 @@ class ServerLocks(test_sql_locks.TestLocks):
     """For servers where two sessions can write at once, and whose default is REPEATABLE READ."""
 
     begin = ()
+    proofs: ClassVar[tuple[str, ...]] = ()
+    """What a commit asks beside what it writes, to prove that all of it is there."""
     lock_timeout: ClassVar[tuple[str, str]]
     """The query for a session's lock timeout, and its answer with a message timeout of ten seconds."""
 
@@ -154,6 +156,7 @@ class ServerLocks(test_sql_locks.TestLocks):
             "UPDATE txstream_fence SET",
             "SELECT txstream_batch.txid, txstream_batch.status,",
             "INSERT INTO word_count",
+            *self.proofs,
             "INSERT INTO txstream_batch",
         ]
 
