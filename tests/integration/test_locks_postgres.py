@@ -273,6 +273,7 @@ class ServerLocks(test_sql_locks.TestLocks):
 
 class TestLocks(ServerLocks):
     share = "FOR SHARE"
+    proofs = ("SELECT relhastriggers FROM",)  # a trigger may have taken a row
     lock_timeout = ("SHOW lock_timeout", "10s")
 
     @pytest.fixture

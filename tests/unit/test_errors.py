@@ -74,10 +74,9 @@ def test_exceptions_that_users_may_see_have_the_root() -> None:
     inside = {
         "txstream.api.rows.UnfitValueError",
         "txstream.plugins.doctor.checks.WrongError",  # becomes a line of what was checked
-        "txstream.plugins.formats.schema_registry.UnknownSchemaError",  # both become DecodeErrors
-        "txstream.plugins.formats.schema_registry.UnresolvableError",
+        "txstream.plugins.formats.schema_registry.UnresolvableError",  # becomes a DecodeError
         "txstream.engine.states.state_cells.UnfitCellError",  # re-raised with its state, also by `run_bolt`
-        "txstream.engine.batch.stage.TaskFailedError",
+        "txstream.engine.batch.executor_failures.TaskFailedError",
         "txstream.zookeeper.tree.LostAnswerError",
         "txstream.zookeeper.tree.RefusedError",
     }

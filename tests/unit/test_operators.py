@@ -209,7 +209,7 @@ def test_the_leader_tells_what_it_saw_of_a_txid() -> None:
     feed(run, LINES[:2])
     lines = order(world, Kind.STORY, txid=1).told["story"]
     assert [line.split("  ")[-1].strip() for line in lines][-2:] == [
-        "Advance txid 1 attempt 1.1",
+        "Advance txid 1 attempt 1.1, after ack txid 1 attempt 1.1",
         "advanced txid 1",
     ]
     assert all(" s ago" in line for line in lines[1:])

@@ -270,7 +270,7 @@ class Processing:
     ) -> Isolated[_Processed]:
         """Process a batch. It leaves out the up to `spare` records that its Spark tasks have left out; raises
         the first one's error if there are more."""
-        processed = self._process(attempt, replace(metas, spare=spare))
+        processed = self._process(attempt, replace(metas, spare=spare) if spare else metas)
         left_out = processed.result.left_out
         if len(left_out) > spare:
             self.release(processed.result)

@@ -29,6 +29,7 @@ from txstream.plugins.tracked.anchors import single_roots, with_roots
 from txstream.plugins.tracked.outlet import Emission, Outlet, SentTo
 
 _NEVER = np.inf
+__tracebackhide__ = True  # tracebacks begin in the user's own code
 
 
 class _Out(Collector):

@@ -14,6 +14,8 @@ Statements. unnest(arrays): one statement and one answer for a whole chunk. The 
 is twice as fast as lists that the driver formats. PostgreSQL reads back exactly what was written, for every
 value that `values.check_value` accepts. Text elements are always quoted, with backslash and quote escaped,
 so that the array parser gives no special meaning to `NULL`, braces or commas in a text.
+
+Over 500 lines: all that PostgreSQL needs of a dialect, beside COPY and its timeouts.
 """
 
 from __future__ import annotations
@@ -458,7 +460,7 @@ class PostgreSQLDialect(ServerDialect):
         return super().literal(column, column_type)
 
     def refuse_unfit(self, connection: Connection, table: Table) -> None:
-        name = connection.dialect.identifier_preparer.format_table(table)
+        name = _quoted(connection, table)
         if connection.execute(select(func.row_security_active(name))).scalar_one():
             raise StateTableError(
                 f"state table {table.name!r} has row-level security, which hides rows from this account, so "
@@ -468,7 +470,7 @@ class PostgreSQLDialect(ServerDialect):
 
     def may_lose(self, connection: Connection, table: Table) -> bool:
         # A second UNIQUE index raises an error, since an upsert names the key; so does a policy here.
-        name = connection.dialect.identifier_preparer.format_table(table)
+        name = _quoted(connection, table)
         asked = "SELECT relhastriggers FROM pg_class WHERE oid = %(name)s::regclass"
         return bool(connection.exec_driver_sql(asked, {"name": name}).scalar_one())
 
@@ -508,3 +510,8 @@ def _is_operational(error: DBAPIError) -> bool:
 
 def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
+
+
+def _quoted(connection: Connection, table: Table) -> str:
+    """Return a table's name as SQL has it. The preparer doubles percent signs, as statements need them."""
+    return connection.dialect.identifier_preparer.format_table(table).replace("%%", "%")
