@@ -460,7 +460,7 @@ class PostgreSQLDialect(ServerDialect):
         return super().literal(column, column_type)
 
     def refuse_unfit(self, connection: Connection, table: Table) -> None:
-        name = _quoted(connection, table)
+        name = _name_of(connection, table)
         if connection.execute(select(func.row_security_active(name))).scalar_one():
             raise StateTableError(
                 f"state table {table.name!r} has row-level security, which hides rows from this account, so "
@@ -470,7 +470,7 @@ class PostgreSQLDialect(ServerDialect):
 
     def may_lose(self, connection: Connection, table: Table) -> bool:
         # A second UNIQUE index raises an error, since an upsert names the key; so does a policy here.
-        name = _quoted(connection, table)
+        name = _name_of(connection, table)
         asked = "SELECT relhastriggers FROM pg_class WHERE oid = %(name)s::regclass"
         return bool(connection.exec_driver_sql(asked, {"name": name}).scalar_one())
 
@@ -512,6 +512,6 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _quoted(connection: Connection, table: Table) -> str:
+def _name_of(connection: Connection, table: Table) -> str:
     """Return a table's name as SQL has it. The preparer doubles percent signs, as statements need them."""
     return connection.dialect.identifier_preparer.format_table(table).replace("%%", "%")
