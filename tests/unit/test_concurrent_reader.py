@@ -128,8 +128,10 @@ class TestReaders:
             for txid in range(1, 9):
                 # A transactional replay holds the same tuples; an opaque one may hold any.
                 other = txid if semantics is Semantics.TRANSACTIONAL else txid + 20
+                before = rig.values()
                 with pytest.raises(CrashError):
                     rig.commit(txid, both(other), reached=crash_when_seen)
+                assert rig.values() == before, "none of it is left"
                 zombie = rig.next(txid)
                 rig.commit(txid, both(other), reached=lambda _: reader.see())
                 with pytest.raises(StaleAttemptError):
