@@ -24,6 +24,9 @@ TIERS: Final = "txstream.tiers"
 ADDRESSES: Final = "txstream.addresses"
 """Of where a run finds services that nobody named: an object is called with the data directory (a Path) and
 returns addresses by their names in `Settings`, such as `zookeeper` and `kafka`."""
+COMPANIONS: Final = "txstream.companions"
+"""Of what runs beside the batches of every run: an object is called with a `Leading` once the run leads, and
+returns a `Companion`, or None if it has nothing to do."""
 COMPUTED_BOLTS: Final = "txstream.computed_bolts"
 """Of bolts that Spark computes itself: the object `dataframe` makes a `ComputedBolts`."""
 EXPORTERS: Final = "txstream.exporters"
