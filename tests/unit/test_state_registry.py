@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points as found_points
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def mine(unique: str) -> Iterator[str]:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
     """The entry points of installed packages: SQL dialects, and what a test adds."""
-    points = list(entry_points.entry_points(group=entry_points.SQL_DIALECTS))
+    points = list(found_points(group=entry_points.SQL_DIALECTS))
     monkeypatch.setattr(
         entry_points, "entry_points", lambda *, group: tuple(p for p in points if p.group == group)
     )

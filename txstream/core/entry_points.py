@@ -29,6 +29,9 @@ COMPANIONS: Final = "txstream.companions"
 returns a `Companion`, or None if it has nothing to do."""
 COMPUTED_BOLTS: Final = "txstream.computed_bolts"
 """Of bolts that Spark computes itself: the object `dataframe` makes a `ComputedBolts`."""
+EXPLAINERS: Final = "txstream.explainers"
+"""Of what is found out once a batch's error has ended a run: an object is called with the run's `BatchTier`,
+whose runner is still open, and the error, to which it may add."""
 EXPORTERS: Final = "txstream.exporters"
 """Of `txstream run --metrics`, whose exporter is `metrics`: an object is called with the topology, the
 address that was typed and how many partitions to show, and returns a context manager. It yields a `Watcher`
