@@ -11,9 +11,8 @@ import pyarrow as pa
 
 from txstream.core.errors import UsageError
 from txstream.core.transaction import Txid
-from txstream.inspect.databases import topology_databases
+from txstream.inspect.databases import Where, topology_databases
 from txstream.inspect.records import MissingDatabase
-from txstream.settings import Settings
 
 if TYPE_CHECKING:
     from txstream.state import StateBackend
@@ -53,7 +52,7 @@ _LIGHT: Final = pa.schema(
 
 def dead_letters(
     topology_id: str,
-    settings: Settings | None = None,
+    settings: Where = None,
     *,
     component: str | Collection[str] | None = None,
     since: datetime | None = None,

@@ -13,11 +13,10 @@ from txstream.api.schema import format_schema
 from txstream.core.errors import StateTableError, UsageError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid
-from txstream.inspect.databases import Databases, topology_databases
+from txstream.inspect.databases import Databases, Where, topology_databases
 from txstream.inspect.keys import check_key, parse_key
 from txstream.inspect.ledgers import no_such_txid
 from txstream.inspect.records import RowChange, StateRow, StateRows, StateTable, TableDiff
-from txstream.settings import Settings
 from txstream.state.reading import StateReading, StoredRow, StoredTable
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def states(
-    topology_id: str, settings: Settings | None = None, *, missing: list[MissingDatabase] | None = None
+    topology_id: str, settings: Where = None, *, missing: list[MissingDatabase] | None = None
 ) -> list[StateTable]:
     """Return the state tables of a topology in all its databases, by name.
 
@@ -45,7 +44,7 @@ def get(
     topology_id: str,
     table: str,
     key: Sequence[Any] | Mapping[str, Any],
-    settings: Settings | None = None,
+    settings: Where = None,
     *,
     database: str | None = None,
     parse: bool = False,
@@ -66,7 +65,7 @@ def top(
     topology_id: str,
     table: str,
     n: int = 10,
-    settings: Settings | None = None,
+    settings: Where = None,
     *,
     database: str | None = None,
 ) -> StateRows:
@@ -81,7 +80,7 @@ def diff(
     topology_id: str,
     table: str,
     txid: int,
-    settings: Settings | None = None,
+    settings: Where = None,
     *,
     database: str | None = None,
     limit: int | None = None,
@@ -135,7 +134,7 @@ def diff(
 
 @contextlib.contextmanager
 def _reading(
-    topology_id: str, table: str, settings: Settings | None, database: str | None
+    topology_id: str, table: str, settings: Where, database: str | None
 ) -> Iterator[tuple[StateBackend, StateReading, StoredTable]]:
     with topology_databases(settings, topology_id, []) as databases:
         place = place_of_table(topology_id, table, databases, database)

@@ -37,6 +37,7 @@ from txstream.plugins.notebook.topology import draw_topology
 
 if TYPE_CHECKING:
     from txstream.core.failing_batch import FailingBatch, Wait
+    from txstream.inspect.databases import Databases
     from txstream.inspect.records import Batch, MissingDatabase, TopologySummary
     from txstream.plugins.web.site import Site
     from txstream.zookeeper.notes import Note
@@ -261,14 +262,19 @@ def timeline(
 
 def changes(site: Site, topology_id: str, txid: int, tables: Sequence[str]) -> list[dict[str, Any]]:
     """Return what a batch changed in each table, some rows of each. A table that cannot say so says why."""
-    found = []
-    for table in tables:
+
+    def changed(table: str, opened: Databases) -> dict[str, Any]:
         try:
-            diff = inspect.diff(topology_id, table, txid, site.settings, limit=_MOST_ROWS)
-            found.append(document(diff))
+            found: dict[str, Any] = document(inspect.diff(topology_id, table, txid, opened, limit=_MOST_ROWS))
         except TxstreamError as error:
-            found.append({"table": table, "error": str(error)})
-    return found
+            found = {"table": table, "error": str(error)}
+        return found
+
+    try:
+        with inspect.opened(topology_id, site.settings) as opened:
+            return [changed(table, opened) for table in tables]
+    except TxstreamError as error:
+        return [{"table": table, "error": str(error)} for table in tables]
 
 
 def source(site: Site, topology_id: str) -> dict[str, Any]:
