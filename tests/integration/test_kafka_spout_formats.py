@@ -180,6 +180,7 @@ def test_keys_and_values_of_two_versions(topics: Topics, unique: str, registry_u
         key_schema=customer,
         kafka_columns=["key", "offset"],
         schema_registry=url,
+        tombstones="null",
     )
     context = SpoutContext("formats", "orders", {})
     emitter = source.emitter(context)

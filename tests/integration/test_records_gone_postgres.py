@@ -118,6 +118,10 @@ def test_a_replay_that_reads_something_else_than_a_database_has_ends_the_run(
     desk.send(("a", 100), ("b", 40))
     killed = desk.run(fault="between-commits:1")
     assert killed.status == -signal.SIGKILL, killed.stderr
+    assert f"Kafka compacts '{desk.name}': with a transactional spout" in killed.stderr
+    doctor = desk.launcher.run("doctor", "gone:topology", "-p", f"topic={desk.name}", "--json")
+    notes = [one["message"] for one in doctor.json()["checks"] if one["name"].endswith("compaction")]
+    assert [note[:24] for note in notes] == ["note: it is compacted; w"], doctor.stdout
     assert desk.total("first") == 140
     desk.compact()
     for _ in range(2):

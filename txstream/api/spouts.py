@@ -40,7 +40,8 @@ class SpoutContext:
 
     `addresses` come from the run's settings: "kafka" holds the bootstrap servers; "database" and
     "schema_registry" hold URLs with passwords. A read that makes no progress for `fetch_timeout_seconds`
-    counts as an outage. `task_index` and the fields after it are for tracked spouts and mean the same as in a
+    counts as an outage. `is_transactional`: a batch must be the same whenever it is read again. `task_index`
+    and the four fields after it are for tracked spouts and mean the same as in a
     bolt's `TopologyContext`.
     """
 
@@ -54,6 +55,7 @@ class SpoutContext:
     task_id: int = 0
     task_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    is_transactional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
