@@ -71,6 +71,15 @@ def read_fit(reader: ValueReader, values: Sequence[bytes | None]) -> tuple[pa.Ar
             left[bad.row] = None
 
 
+def take_fetched(reader: ValueReader) -> Mapping[str, str]:
+    """Return fingerprints of what a reader has fetched and read by since the last call, by name ("schema 7").
+    A name stands for the same for ever; another fingerprint ends the run. A reader that fetches something has
+    a method `take_fetched` for this."""
+    own = getattr(reader, "take_fetched", None)
+    found: Mapping[str, str] = {} if own is None else own()
+    return found
+
+
 class ValueService(Protocol):
     """A service that readers ask. `shown` is its name in messages, without passwords."""
 

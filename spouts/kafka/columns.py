@@ -17,7 +17,13 @@ from txstream.api.spouts import SpoutContext
 from txstream.core.dead_letters import DeadLetter
 from txstream.core.errors import DecodeError
 from txstream.spouts.formats.unfit_values import BadValueError
-from txstream.spouts.formats.value_formats import ValueFormat, ValueReader, ValueService, read_fit
+from txstream.spouts.formats.value_formats import (
+    ValueFormat,
+    ValueReader,
+    ValueService,
+    read_fit,
+    take_fetched,
+)
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka.framings import framing_of
 from txstream.spouts.kafka.protocol import Partition
@@ -38,6 +44,11 @@ class Readers(NamedTuple):
 
     value: Read | None = None
     key: Read | None = None
+    used: tuple[ValueReader, ...] = ()
+
+    def take_fetched(self) -> dict[str, str]:
+        """Return what the readers have fetched and used since the last call (`take_fetched`)."""
+        return {name: found for one in self.used for name, found in take_fetched(one).items()}
 
 
 def readers(source: KafkaSource, context: SpoutContext) -> Readers:
@@ -51,9 +62,13 @@ def readers(source: KafkaSource, context: SpoutContext) -> Readers:
         array, unfit = read_fit(read, values)
         return array.flatten(), unfit
 
+    value, key = (
+        None if one is None else one.reader(context) for one in (source.value_schema, source.key_schema)
+    )
     return Readers(
-        None if source.value_schema is None else partial(of_value, source.value_schema.reader(context)),
-        None if source.key_schema is None else partial(of_key, source.key_schema.reader(context)),
+        None if value is None else partial(of_value, value),
+        None if key is None else partial(of_key, key),
+        tuple(one for one in (value, key) if one is not None),
     )
 
 

@@ -92,7 +92,7 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
     def take_reading(self) -> Reading:
         """See `PartitionEmitter.take_reading`."""
         reading, self._reading = self._reading, Reading()
-        return reading
+        return reading + Reading({}, self._read.take_fetched())
 
     def close(self) -> None:
         if self._client is not None:
