@@ -151,7 +151,7 @@ class SparkRunner:
     # --- for the event loop -------------------------------------------------------------------------
 
     @_blaming
-    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
+    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any], spare: int = 0) -> BatchResult:
         """Process one attempt. Raises the TxstreamError that a Spark task reported, or BoltError."""
         order = work_order(
             attempt,
@@ -162,6 +162,7 @@ class SparkRunner:
             # Nobody knows how long DataFrame bolts take.
             record_seconds=None if self._computed else self._cost.seconds,
             can_stay=self._residents.count > 0,
+            spare=spare,
         )
         layout = lay_out(self.plan, order.width, order.slots)
         width = layout.stages[0].width
