@@ -24,7 +24,7 @@ from txstream.core.errors import (
     UsageError,
 )
 from txstream.core.transaction import Txid
-from txstream.state import TopologyStates
+from txstream.state import StateBackend, TopologyStates
 from txstream.state.dead_letters import DEAD, StoredDeadLetter, retried_in
 
 MOST_LETTERS: Final = 100
@@ -50,6 +50,10 @@ class Retries:
         self._decode = decode
         self._asked = asked
         self._failed: set[LetterKey] = set()
+
+    @property
+    def first_store(self) -> StateBackend:
+        return self._states[0].store
 
     @property
     def are_asked(self) -> bool:

@@ -28,6 +28,7 @@ from txstream.engine.commit.committer import BatchCommitter, Prepared, Processed
 from txstream.engine.letters.isolation import Found, Isolated, Isolation, found_at
 from txstream.engine.letters.retries import Retries
 from txstream.engine.letters.rows import LetterReader
+from txstream.engine.letters.window import LetterWindow
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.planning import Planning
 from txstream.engine.loop.report import Statistics
@@ -80,7 +81,9 @@ class Processing:
         # What was found to fail by itself in open batches.
         self._found: dict[Txid, Sequence[Found]] = {}
         self._isolation: Isolation[_Processed] | None = None
+        self._window: LetterWindow | None = None
         if topology.dead_letters is not None:
+            self._window = LetterWindow(topology.id, topology.dead_letters, retries.first_store)
             self._isolation = Isolation(
                 topology.dead_letters,
                 lambda attempt, metas: self._process(attempt, metas, is_checked=True),
@@ -173,6 +176,8 @@ class Processing:
             if not done.metas.excluded:
                 return done, ()
             try:
+                if any(not one.record.is_late for one in done.found) and self._window is not None:
+                    self._window.require_few(attempt, done.metas, done.processed.result.records)
                 self._planning.check_size(done.metas)
                 return done, self._letters(attempt, done.metas, [*found, *done.found])
             except BaseException:
