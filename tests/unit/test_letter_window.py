@@ -64,10 +64,15 @@ FIRST = pytest.mark.parametrize("first", [Parse(), Counts()], ids=["at once", "s
 
 
 def topology(
-    source: MemorySpout, spout: Any, first: Any, limits: DeadLetters, batch: int = 1
+    source: MemorySpout, spout: Any, first: Any, limits: DeadLetters, batch: int = 1, pending: int = 1
 ) -> TransactionalTopologyBuilder:
     builder = TransactionalTopologyBuilder(
-        "words", "words", spout(source, max_batch_records=batch), dead_letters=limits, max_attempts=3
+        "words",
+        "words",
+        spout(source, max_batch_records=batch),
+        dead_letters=limits,
+        max_attempts=3,
+        max_spout_pending=pending,
     )
     builder.set_bolt("parse", first).shuffle_grouping("words")
     state = SqlState("counts", key="word string", value="n bigint")
@@ -119,6 +124,16 @@ def test_a_bug_that_fails_each_record_ends_a_run_of_small_batches(spout: Any, fi
             "`txstream dead-letters retry words`", "--dead-letters N",
         ):  # fmt: skip
             assert said in told, said
+
+
+@BOTH
+@FIRST
+def test_batches_side_by_side_count_together(spout: Any, first: Any, path: Path) -> None:
+    limits = DeadLetters(max_per_batch=10)
+    with running(path, ["bad"] * 50, spout=spout, first=first, limits=limits, pending=3) as (test, _):
+        with pytest.raises(TooManyDeadLettersError):
+            test.run()
+        assert 8 <= dead(path) <= 10
 
 
 @BOTH

@@ -58,9 +58,9 @@ class LetterWindow:
         this = _Batch.of(txid, now, emitted, metas.excluded)
         with self._lock:
             known = self._read(txid, now)
-            self._open = {one: batch for one, batch in self._open.items() if known < one < txid}
-            window = [*self._committed, *self._open.values(), this]
-            self._open[txid] = this
+            # A later batch may have been asked about before this one.
+            self._open = {one: batch for one, batch in self._open.items() if one > known} | {txid: this}
+            window = [*self._committed, *self._open.values()]
         records, dead = sum(one.records for one in window), sum(len(one.dead) for one in window)
         most = max(self._limits.max_per_batch, math.floor(self._limits.max_share * records))
         if dead > most:
