@@ -255,7 +255,7 @@ class Processing:
     ) -> _Processed:
         """Do to a batch what comes before its commit. `is_checked`: raise what a database would refuse; if
         one has refused the batch, or `is_rehearsed`, its commit is rehearsed."""
-        result = self._runner.run(attempt, self._retries.loaded(metas))
+        result = self._runner.run(attempt, self._retries.loaded(metas, attempt.txid))
         started = time.perf_counter()
         try:
             deltas = self._committer.prepare(result)
