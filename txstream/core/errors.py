@@ -185,6 +185,10 @@ class MetaTooLargeError(TxstreamError):
     """A batch's metas exceed what one ZooKeeper request can carry (1 MiB)."""
 
 
+class TooManyDeadLettersError(TxstreamError):
+    """Of the latest records, more fail by themselves than may become dead letters: a bug."""
+
+
 class CoordinatorError(TxstreamError):
     """An event reached the coordinator in an order that its rules do not allow."""
 

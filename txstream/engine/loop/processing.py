@@ -29,6 +29,7 @@ from txstream.engine.commit.committer import BatchCommitter, Prepared, Processed
 from txstream.engine.letters.isolation import Found, Isolated, Isolation, found_at
 from txstream.engine.letters.retries import Retries
 from txstream.engine.letters.rows import LetterReader
+from txstream.engine.letters.window import LetterWindow
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.planning import Planning
 from txstream.engine.loop.read_before import ReadBefore
@@ -84,7 +85,9 @@ class Processing:
         # What was found to fail by itself in open batches.
         self._found: dict[Txid, Sequence[Found]] = {}
         self._isolation: Isolation[_Processed] | None = None
+        self._window: LetterWindow | None = None
         if topology.dead_letters is not None:
+            self._window = LetterWindow(topology.id, topology.dead_letters, retries.first_store)
             self._isolation = Isolation(
                 topology.dead_letters,
                 lambda attempt, metas: self._process(attempt, metas, is_checked=True),
@@ -195,6 +198,8 @@ class Processing:
                 done = self._without_left_out(attempt, emit.metas, spare)
             try:
                 if done.metas.excluded:
+                    if any(not one.record.is_late for one in done.found) and self._window is not None:
+                        self._window.require_few(attempt, done.metas, done.processed.result.records)
                     self._planning.check_size(done.metas)
                     letters = self._letters(attempt, done.metas, [*found, *done.found])
                 return done, letters, check(done, letters)
@@ -274,7 +279,7 @@ class Processing:
     ) -> _Processed:
         """Do to a batch what comes before its commit. `is_checked`: raise what a database would refuse; if
         one has refused the batch, or `is_rehearsed`, its commit is rehearsed."""
-        result = self._runner.run(attempt, self._retries.loaded(metas), spare)
+        result = self._runner.run(attempt, self._retries.loaded(metas, attempt.txid), spare)
         started = time.perf_counter()
         try:
             deltas = self._committer.prepare(result)
