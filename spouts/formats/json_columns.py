@@ -62,12 +62,16 @@ def read_fields(rows: Sequence[dict[str, Any]], row_type: pa.StructType) -> list
     for field in row_type:
         name = field.name
         try:
-            column = [row.get(name) for row in rows]
-            _check_nulls(column, field)
-            arrays.append(_read(column, field.type))
+            arrays.append(read_column([row.get(name) for row in rows], field))
         except MisfitError as misfit:
             raise misfit.within(f".{name}", misfit.rows) from None
     return arrays
+
+
+def read_column(values: Column, field: pa.Field) -> pa.Array:
+    """Return an array of a field's type. Raises MisfitError."""
+    _check_nulls(values, field)
+    return _read(values, field.type)
 
 
 def _check_nulls(values: Column, field: pa.Field) -> None:
