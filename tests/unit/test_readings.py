@@ -1,4 +1,4 @@
-"""What a batch was made from: its digest is the same however it was read, and a replay keeps it."""
+"""What a batch was made from: digests that do not depend on how it was read; what no replay may change."""
 
 from __future__ import annotations
 

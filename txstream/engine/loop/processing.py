@@ -10,7 +10,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from txstream.engine.commit.committer import BatchCommitter, Prepared, Processed
 from txstream.engine.letters.isolation import Found, Isolated, Isolation, found_at
 from txstream.engine.letters.retries import Retries
 from txstream.engine.letters.rows import LetterReader
+from txstream.engine.letters.window import LetterWindow
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.planning import Planning
 from txstream.engine.loop.read_before import ReadBefore
@@ -85,7 +85,9 @@ class Processing:
         # What was found to fail by itself in open batches.
         self._found: dict[Txid, Sequence[Found]] = {}
         self._isolation: Isolation[_Processed] | None = None
+        self._window: LetterWindow | None = None
         if topology.dead_letters is not None:
+            self._window = LetterWindow(topology.id, topology.dead_letters, retries.first_store)
             self._isolation = Isolation(
                 topology.dead_letters,
                 lambda attempt, metas: self._process(attempt, metas, is_checked=True),
@@ -196,6 +198,8 @@ class Processing:
                 done = self._without_left_out(attempt, emit.metas, spare)
             try:
                 if done.metas.excluded:
+                    if any(not one.record.is_late for one in done.found) and self._window is not None:
+                        self._window.require_few(attempt, done.metas, done.processed.result.records)
                     self._planning.check_size(done.metas)
                     letters = self._letters(attempt, done.metas, [*found, *done.found])
                 return done, letters, check(done, letters)
@@ -268,13 +272,14 @@ class Processing:
         self,
         attempt: TransactionAttempt,
         metas: BatchMetas[Any],
+        spare: int = 0,
         *,
         is_checked: bool = False,
         is_rehearsed: bool = False,
     ) -> _Processed:
         """Do to a batch what comes before its commit. `is_checked`: raise what a database would refuse; if
         one has refused the batch, or `is_rehearsed`, its commit is rehearsed."""
-        result = self._runner.run(attempt, self._retries.loaded(metas))
+        result = self._runner.run(attempt, self._retries.loaded(metas, attempt.txid), spare)
         started = time.perf_counter()
         try:
             deltas = self._committer.prepare(result)
@@ -294,7 +299,7 @@ class Processing:
     ) -> Isolated[_Processed]:
         """Process a batch. It leaves out the up to `spare` records that its Spark tasks have left out; raises
         the first one's error if there are more."""
-        processed = self._process(attempt, replace(metas, spare=spare) if spare else metas)
+        processed = self._process(attempt, metas, spare)
         left_out = processed.result.left_out
         if len(left_out) > spare:
             self.release(processed.result)

@@ -22,6 +22,7 @@ from txstream.inspect.ledgers import part_of, range_of
 from txstream.inspect.records import Finding, Severity
 from txstream.inspect.snapshot import DatabasePart, Snapshot, TablePart
 from txstream.state import BatchRecord
+from txstream.state.dead_letters import retried_in
 from txstream.state.fence_rules import shown_attempt
 from txstream.state.records import COMMITTED, AccessDeniedError, SchemaDamagedError
 from txstream.zookeeper.paths import remedy, znode_in
@@ -46,6 +47,7 @@ def check_all(snapshot: Snapshot, codec: MetaCodec[Any], *, is_whole: bool = Tru
         _ledgers,
         _tables,
         dead_letters,
+        retried_letters,
     ]
     found = [finding for check in checks for finding in check(snapshot)]
     if is_whole:
@@ -295,9 +297,7 @@ def _ledgers_of_one_batch(snapshot: Snapshot, codec: MetaCodec[Any]) -> Findings
     databases = [db for db in snapshot.databases if not db.is_joining]
     if len(databases) < 2 or semantics is Semantics.NON_TRANSACTIONAL:
         return
-    done = min((int(db.last.txid) if db.last else 0) for db in databases)
-    if snapshot.progress is not None:
-        done = min(done, snapshot.progress.current - 1)
+    done = _done(snapshot)
     first, *others = databases
     known = {row.txid: row for row in first.rows if row.txid <= done}
     for other in others:
@@ -311,6 +311,12 @@ def _ledgers_of_one_batch(snapshot: Snapshot, codec: MetaCodec[Any]) -> Findings
                 f"{', '.join(map(str, differing[:_SHOWN]))}",
                 "one of them was changed, or restored beside the other: compare with backups",
             )  # fmt: skip
+
+
+def _done(snapshot: Snapshot) -> int:
+    """Return the last txid that all databases had committed before they were read."""
+    lasts = [int(db.last.txid) if db.last else 0 for db in snapshot.databases if not db.is_joining]
+    return min(lasts if snapshot.progress is None else [*lasts, snapshot.progress.current - 1], default=0)
 
 
 def _is_same(one: BatchRecord, other: BatchRecord, codec: MetaCodec[Any]) -> bool:
@@ -450,3 +456,40 @@ def dead_letters(snapshot: Snapshot) -> Iterator[Finding]:
                 f"are there",
                 "nothing, if `txstream dead-letters drop` deleted the others; else a backup",
             )  # fmt: skip
+
+
+def retried_letters(snapshot: Snapshot) -> Iterator[Finding]:
+    """Compare what each ledger says that batches retried with what they held there, and with the dead
+    letters. Letters that were dropped before their batch was processed are in no database."""
+    done = _done(snapshot)
+    rows = {row.txid: row for database in snapshot.databases for row in database.rows if row.txid <= done}
+    marked: Counter[tuple[Txid, str]] = Counter()
+    held: dict[Txid, int] = {}
+    for database in snapshot.databases:
+        marked.update(database.dead_letters)
+        for row in database.rows:
+            held[row.txid] = max(held.get(row.txid, 0), row.tuples)
+    for database in snapshot.databases:
+        for row in database.rows:
+            if row.metas.get("retried") and row.txid <= done and row.tuples < held[row.txid]:
+                yield Finding(
+                    "retried-missing", ERROR, f"txid {row.txid} in {database.url}",
+                    f"it retries dead letters, and held {counted(row.tuples, 'record')} of "
+                    f"{held[row.txid]:,}: the others are in no table of this database",
+                    "restore all databases of one moment",
+                )  # fmt: skip
+    for row in rows.values():
+        for txid, number in Counter(Txid(txid) for txid, _ in row.metas.get("retried", ())).items():
+            if txid not in rows:
+                continue
+            there = sum(count for (of, _), count in marked.items() if of == txid)
+            dropped = max(len(rows[txid].metas.get("excluded", ())) - there, 0)
+            again = number - marked[txid, retried_in(row.txid)] - dropped
+            if again > 0:
+                yield Finding(
+                    "retried-and-dead", ERROR, f"txid {txid}",
+                    f"txid {row.txid} has retried {counted(number, 'dead letter')} of it, of which {again:,} "
+                    f"are not marked so: their records would count again in a retry",
+                    "ledger and dead letters are of different moments, or changed by hand: restore both of "
+                    "one moment",
+                )  # fmt: skip
