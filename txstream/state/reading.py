@@ -8,7 +8,7 @@ its rows are never changed; other tables do not keep the earlier values.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +119,11 @@ class StateReading(ABC):
     @abstractmethod
     def count_written_by(self, table: str, txid: int) -> int:
         """Return how many rows carry `txid`."""
+
+    def written_since(self, table: str, txid: int) -> Iterable[StoredRow]:
+        """Return the rows that carry this txid or a later one that is committed, those of a txid together."""
+        for one in range(txid, self.as_of + 1):
+            yield from self.written_by(table, one)
 
     # --- for fsck: the defaults report nothing, for a store that does not know ------------------------
 

@@ -5,7 +5,7 @@ Invariant: it only reads, and everything that it returns comes from that transac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -104,6 +104,13 @@ class SqlStateReading(StateReading):
         stored, found = self._table(table)
         self._require_txid(stored)
         return self._number(select(func.count()).select_from(found).where(found.c[TXID_COLUMN] == txid))
+
+    def written_since(self, table: str, txid: int) -> Iterator[StoredRow]:
+        stored, found = self._table(table)
+        query = select(found).where(found.c[TXID_COLUMN].between(txid, self._as_of))
+        query = query.order_by(found.c[TXID_COLUMN]).execution_options(yield_per=10_000)
+        rows = self._connection.execute(query)
+        return (_row(stored, row) for row in rows.mappings())
 
     # --- for fsck -----------------------------------------------------------------------------------
 
