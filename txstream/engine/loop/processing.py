@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -19,7 +19,9 @@ from txstream.api.topology import Topology
 from txstream.core.batch_metas import BatchMetas, MetaCodec
 from txstream.core.coordinator import BatchPhase, EmitBatch
 from txstream.core.dead_letters import DeadLetter
+from txstream.core.failing_batch import SEARCHED
 from txstream.core.transaction import TransactionAttempt, Txid
+from txstream.core.waiting import Waiting
 from txstream.core.wording import counted
 from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
@@ -36,6 +38,7 @@ from txstream.engine.loop.workers import Lane
 
 log = logging.getLogger(__name__)
 
+_TOLD_SECONDS = 1.0
 _MOST_FOUND = 10
 """By each Spark task that looks for the record at which a run has ended: when many fail, it is the code."""
 
@@ -64,8 +67,10 @@ class Processing:
         topology: Topology,
         letters: LetterReader,
         retries: Retries,
+        waiting: Waiting,
     ) -> None:
         self._codec = codec
+        self._waiting = waiting
         self._statistics = statistics
         self._batches = batches
         self._runner = runner
@@ -126,24 +131,11 @@ class Processing:
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """Ask the runner to stop an attempt."""
-        try:
-            self._runner.cancel(attempt)
-        except Exception as error:  # noqa: BLE001 - only a wish; a lost cluster must not hide the cause
-            log.info("%s could not be cancelled: %s", attempt, error)
-
-    def _end_trial(self, attempt: TransactionAttempt) -> None:
-        """Ask the runner to stop the trial that an attempt is in."""
-        try:
-            self._runner.end_trial(attempt)
-        except Exception as error:  # noqa: BLE001 - only a wish; without it the attempt is cancelled later
-            log.info("a trial of %s could not be ended: %s", attempt, error)
+        _wish(lambda: self._runner.cancel(attempt), f"{attempt} could not be cancelled")
 
     def release(self, result: BatchResult) -> None:
         """Drop what the runner keeps of a batch."""
-        try:
-            self._runner.release(result)
-        except Exception as error:  # noqa: BLE001 - the batch is not affected; what is kept ends with Spark
-            log.info("what was kept of a batch could not be dropped: %s", error)
+        _wish(lambda: self._runner.release(result), "what was kept of a batch could not be dropped")
 
     def _release_soon(self, result: BatchResult) -> None:
         self._batches.workers.submit(Lane.CANCEL, lambda: self.release(result))
@@ -162,30 +154,35 @@ class Processing:
         def is_wanted() -> bool:
             return batches.is_active(attempt)
 
-        def work() -> tuple[Isolated[_Processed], Sequence[DeadLetter]]:
-            found = known
+        def work() -> tuple[Isolated[_Processed], Sequence[DeadLetter], float]:
+            started, found = time.perf_counter(), known
             if emit.metas.excluded and self._isolation is not None:
                 found = self._isolation.tell_again(attempt, emit.metas, known, is_wanted)
             if searches and self._isolation is not None:
                 done = self._isolation.run(attempt, emit.metas, is_wanted)
             else:
                 done = self._without_left_out(attempt, emit.metas, spare)
+            kept = done.processed.result.job_seconds + done.processed.merge_seconds
             if not done.metas.excluded:
-                return done, ()
+                return done, (), time.perf_counter() - started - kept if searches else 0.0
             try:
                 self._planning.check_size(done.metas)
-                return done, self._letters(attempt, done.metas, [*found, *done.found])
+                letters = self._letters(attempt, done.metas, [*found, *done.found])
+                return done, letters, time.perf_counter() - started - kept
             except BaseException:
                 self.release(done.processed.result)
                 raise
 
-        def done(worked: tuple[Isolated[_Processed], Sequence[DeadLetter]]) -> None:
-            isolated, letters = worked
+        def done(worked: tuple[Isolated[_Processed], Sequence[DeadLetter], float]) -> None:
+            isolated, letters, search_seconds = worked
             result = isolated.processed.result
+            self._tell_search(attempt)
             batches.failures.time.ended()
             self._watcher.processed(attempt, result)
             if batches.is_active(attempt):
-                batches.timing(attempt.txid).merge_seconds = isolated.processed.merge_seconds
+                timing = batches.timing(attempt.txid)
+                timing.merge_seconds = isolated.processed.merge_seconds
+                timing.search_seconds = search_seconds
                 self._keep(emit, isolated, letters)
                 if searches:
                     batches.failures.searched(has_found=bool(isolated.found))
@@ -205,21 +202,32 @@ class Processing:
                     watch(begun)  # each trial has as much time as an attempt
                     return False
                 if isolates and isolation is not None and isolation.end_trial(attempt):
-                    batches.workers.submit(Lane.CANCEL, lambda: self._end_trial(attempt))
+                    end = partial(self._runner.end_trial, attempt)
+                    what = f"a trial of {attempt} could not be ended"
+                    batches.workers.submit(Lane.CANCEL, lambda: _wish(end, what))
                     watch(begun)
                     return False
                 return True
 
             batches.failures.when_overdue(attempt, "processed", is_due)
 
+        def failed(error: BaseException) -> None:
+            self._tell_search(attempt)
+            batches.failures.failed(attempt, error)
+
         watch(0)
-        batches.workers.submit(
-            Lane.JOB,
-            work,
-            done,
-            lambda error: batches.failures.failed(attempt, error),
-            attempt=attempt,
-        )
+        batches.workers.submit(Lane.JOB, work, done, failed, attempt=attempt)
+        if searches:
+            batches.workers.after(_TOLD_SECONDS, lambda: self._tell_search(attempt))
+
+    def _tell_search(self, attempt: TransactionAttempt) -> None:
+        """Show what an attempt that searches looks through, every second until it has ended."""
+        trying = None if self._isolation is None else self._isolation.trying.get(attempt)
+        if trying is None or not self._batches.is_active(attempt):
+            self._waiting.drop(str(attempt))
+            return
+        self._waiting.begin(str(attempt), f"{SEARCHED}{attempt.txid}", attempt, trying)
+        self._batches.workers.after(_TOLD_SECONDS, lambda: self._tell_search(attempt))
 
     def rehearse(self, attempt: TransactionAttempt, metas: BatchMetas[Any], *, in_stores: bool) -> None:
         """Do to a batch what comes before its commit and, `in_stores`, the commit too; nothing of it remains.
@@ -321,3 +329,11 @@ class Processing:
             letters=letters,
             retried=isolated.metas.retried,
         )
+
+
+def _wish(ask: Callable[[], object], failed: str) -> None:
+    """Ask the runner for what no batch depends on: a lost cluster must not hide the cause."""
+    try:
+        ask()
+    except Exception as error:  # noqa: BLE001 - said, and nothing else
+        log.info("%s: %s", failed, error)
