@@ -22,10 +22,10 @@ from txstream.core.readings import Reading
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.core.wording import counted
 from txstream.engine.batch.record_search import FailingRecord
-from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
+from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.batch.sizing import planned_records
 from txstream.engine.batch.sought import Sought, is_sought
-from txstream.engine.commit.committer import BatchCommitter, Prepared, ProcessedBatch
+from txstream.engine.commit.committer import Prepared, ProcessedBatch
 from txstream.engine.letters.isolation import Found, Isolated, Isolation, found_at
 from txstream.engine.letters.window import LetterWindow
 from txstream.engine.loop.open_batches import Batches
