@@ -163,7 +163,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
             raise TopologyError(
                 f"partition_discovery_seconds is {client.partition_discovery_seconds}; it must be more than 0"
             )
-        one_of("wire_format", decode.wire_format, "confluent", "plain")
+        self.wire_format = one_of("wire_format", decode.wire_format, "confluent", "plain")
         given = FormatArguments(
             decode.schema, decode.errors, decode.wire_format, decode.schema_registry, str(self.selection)
         )
