@@ -1,8 +1,7 @@
 """What differs between databases, behind one interface: a new database is one more subclass.
 
-PostgreSQL and SQLite are the kernel's. Every other subclass comes in by an entry point of an installed
-package, that of MySQL and MariaDB as well as a stranger's: in the group `txstream.sql_dialects`, with the
-scheme of its URLs.
+Every subclass comes in by an entry point of an installed package, ours as well as a stranger's: in the group
+`txstream.sql_dialects`, with the scheme of its URLs.
 
 Invariants that every subclass keeps. A write transaction takes its lock with its first statement, and sees
 what other transactions committed before the lock was granted. When its process or the server freezes, the

@@ -48,7 +48,7 @@ from sqlalchemy.exc import DBAPIError
 from txstream.api.reducers import Reducer
 from txstream.api.state import TXID_COLUMN
 from txstream.core.errors import ServiceUnavailableError, UsageError
-from txstream.state.sql import sqlite_values
+from txstream.plugins.local import sqlite_values
 from txstream.state.sql.dialect import (
     READ_ONLY,
     Carries,
