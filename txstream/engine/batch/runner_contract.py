@@ -96,8 +96,9 @@ class BatchRunner(Protocol):
 
     slots: Mapping[str, int]
 
-    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
-        """Process one attempt. Raises the TxstreamError that an executor reported, or another on a crash."""
+    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any], spare: int = 0) -> BatchResult:
+        """Process one attempt, whose tasks may leave out up to `spare` records. Raises the TxstreamError that
+        an executor reported, or another on a crash."""
 
     def find(
         self,

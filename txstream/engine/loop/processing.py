@@ -10,7 +10,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -244,13 +243,14 @@ class Processing:
         self,
         attempt: TransactionAttempt,
         metas: BatchMetas[Any],
+        spare: int = 0,
         *,
         is_checked: bool = False,
         is_rehearsed: bool = False,
     ) -> _Processed:
         """Do to a batch what comes before its commit. `is_checked`: raise what a database would refuse; if
         one has refused the batch, or `is_rehearsed`, its commit is rehearsed."""
-        result = self._runner.run(attempt, self._retries.loaded(metas))
+        result = self._runner.run(attempt, self._retries.loaded(metas), spare)
         started = time.perf_counter()
         try:
             deltas = self._committer.prepare(result)
@@ -270,7 +270,7 @@ class Processing:
     ) -> Isolated[_Processed]:
         """Process a batch. It leaves out the up to `spare` records that its Spark tasks have left out; raises
         the first one's error if there are more."""
-        processed = self._process(attempt, replace(metas, spare=spare) if spare else metas)
+        processed = self._process(attempt, metas, spare)
         left_out = processed.result.left_out
         if len(left_out) > spare:
             self.release(processed.result)

@@ -112,8 +112,9 @@ class Upsert(ABC):
     chunk_rows: ClassVar[int]
 
     @abstractmethod
-    def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> int:
-        """Write a chunk. Returns the number of rows written: fewer than the chunk has when a row is newer."""
+    def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> tuple[int, bool | None]:
+        """Write a chunk. Returns the number of rows written: fewer than the chunk has when a row is newer.
+        Beside it stands what `StateDialect.may_lose` says of the table, None if that is to be asked."""
 
 
 class BulkInsert(ABC):
@@ -372,7 +373,8 @@ class StateDialect(ABC):
     def may_lose(self, connection: Connection, table: Table) -> bool:
         """Whether a row that this transaction has written may be gone, although the database has counted it:
         it went into another row, or something that reacts to it took it. Asked of the catalog, which cannot
-        change for the table any more: the transaction that has written holds its lock."""
+        change for the table any more: the transaction that has written holds its lock. Not asked where an
+        upsert has asked it in its own message, which saves a round trip."""
 
     def be_patient(self, connection: Connection) -> None:  # noqa: B027 - most have no limit of their own
         """Lift the time limit on statements for the rest of this transaction."""
