@@ -267,7 +267,7 @@ def _table(reading: StateReading, table: StoredTable, depth: Depth, first: Txid)
         reading.rows_before_the_first(table.name),
         reading.rows_half_created(table.name),
         None if last is None else reading.count_written_by(table.name, last.txid),
-        table.on_conflict == "ignore",
+        table.keeps_older,
         _digests(reading, table, first) if table.on_conflict in ("fail", "ignore") else None,
     )
 
