@@ -32,8 +32,8 @@ class Decode:
         `json_values` says what fits which type, missing fields are null, unknown ones are ignored. In the
         string, "user.id as user string" takes a value from inside, and "hour(at) as hour timestamp" the hour
         that a time lies in (second, minute, hour, day, month, year). For Avro, the schema that the topology
-        reads by: the path of a .avsc file, JSON text, or a dict. For Protobuf, a generated message class, or the
-        pair of a path (.proto or descriptor set) and a message's full name.
+        reads by: the path of a .avsc file, JSON text, or a dict. For Protobuf, a generated message class, or
+        the pair of a path (.proto or descriptor set) and a message's full name.
         docs/formats.md says which types become which columns, and how schemas may change.
     tombstones: what to do, where values are read into the fields of a schema, with a record without a value
         (in a compacted topic it deletes its key): "refuse" raises a DecodeError, so that it becomes a dead
