@@ -163,10 +163,11 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
             raise TopologyError(
                 f"partition_discovery_seconds is {client.partition_discovery_seconds}; it must be more than 0"
             )
-        one_of("wire_format", decode.wire_format, "confluent", "plain")
+        self.wire_format = one_of("wire_format", decode.wire_format, "confluent", "plain")
         given = FormatArguments(
             decode.schema, decode.errors, decode.wire_format, decode.schema_registry, str(self.selection)
         )
+        self.tombstones = one_of("tombstones", decode.tombstones, "refuse", "null")
         self.takes_any_time = False
         self.value_schema = read_by("value_format", self.value_format, given)
         self.key_schema = read_by("key_format", self.key_format, replace(given, schema=decode.key_schema))

@@ -27,13 +27,18 @@ class Decode:
 
     value_format: "string" (UTF-8), "binary", or one that is read into the fields of `schema`: "json", "avro",
         "protobuf" or what another package has (`ValueFormat`). A value that cannot be read is a DecodeError
-        with topic, partition, offset, field, reason and the beginning of the value. A record without a value
-        (a tombstone) is a row of nulls.
+        with topic, partition, offset, field, reason and the beginning of the value.
     schema: for JSON, the fields of UTF-8 objects: "user string, amount decimal(10,2)" or an Arrow schema;
-        `json_values` says what fits which type, missing fields are null, unknown ones are ignored. For Avro,
-        the schema that the topology reads by: the path of a .avsc file, JSON text, or a dict. For Protobuf, a
-        generated message class, or the pair of a path (.proto or descriptor set) and a message's full name.
+        `json_values` says what fits which type, missing fields are null, unknown ones are ignored. In the
+        string, "user.id as user string" takes a value from inside, and "hour(at) as hour timestamp" the hour
+        that a time lies in (second, minute, hour, day, month, year). For Avro, the schema that the topology
+        reads by: the path of a .avsc file, JSON text, or a dict. For Protobuf, a generated message class, or
+        the pair of a path (.proto or descriptor set) and a message's full name.
         docs/formats.md says which types become which columns, and how schemas may change.
+    tombstones: what to do, where values are read into the fields of a schema, with a record without a value
+        (in a compacted topic it deletes its key): "refuse" raises a DecodeError, so that it becomes a dead
+        letter if these are asked for; "null" emits a row whose fields are null. The column `value` of
+        "string" and "binary" is null there.
     key_format, key_schema: the same for keys. The column `key` has its type: a record is a struct.
     wire_format: for Avro and Protobuf, "confluent": keys and values begin with the id of the schema that they
         were written by, which a schema registry has; or "plain": they were all written by `schema`.
@@ -49,6 +54,7 @@ class Decode:
     wire_format: Literal["confluent", "plain"] = "confluent"
     schema_registry: str | None = None
     errors: Literal["strict", "replace"] = "strict"
+    tombstones: Literal["refuse", "null"] = "refuse"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from txstream.plugins.local.local_runner import InProcessRunner
 from txstream.spouts.kafka import Decode, KafkaRange, KafkaSource
 
 SCHEMA = "user string, amount decimal(10,2), at timestamp"
+NULLS = Decode("json", SCHEMA, tombstones="null")
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,8 @@ def test_the_fields_of_the_schema_and_kafkas_columns(topics: Topics, unique: str
     )
     ann = {"user": "ann", "amount": Decimal("12.50"), "at": datetime(2026, 11, 21, 10, tzinfo=UTC)}
     nothing = {"user": None, "amount": None, "at": None}
-    assert read(topics, unique, (0, 3)).to_pylist() == [ann, nothing, nothing]
-    beside = read(topics, unique, (1, 3), kafka_columns=["offset", "key"])
+    assert read(topics, unique, (0, 3), decode=NULLS).to_pylist() == [ann, nothing, nothing]
+    beside = read(topics, unique, (1, 3), kafka_columns=["offset", "key"], decode=NULLS)
     assert beside.to_pylist() == [{**nothing, "offset": n, "key": b"k"} for n in (1, 2)]
     columns = {"decode": Decode("string"), "kafka_columns": ["offset", "value"]}
     assert read(topics, unique, (1, 2), **columns).to_pylist() == [{"offset": 1, "value": "{}"}]

@@ -7,6 +7,8 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,11 +20,15 @@ from txstream import (
     BatchBolt,
     Count,
     DeadLetters,
+    Max,
     MemorySpout,
     OpaqueSpout,
     OutputCollector,
+    SqlAppendBolt,
     SqlState,
     SqlStateBolt,
+    SqlTable,
+    Sum,
     TransactionalSpout,
     TransactionalTopologyBuilder,
     Tuple,
@@ -30,7 +36,7 @@ from txstream import (
 )
 from txstream.api.spouts import SpoutContext, Unfit
 from txstream.core.batch_metas import BatchMetas
-from txstream.core.errors import BoltError, DecodeError, ShortBatchError
+from txstream.core.errors import BoltError, DecodeError, ShortBatchError, StateValueError
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.messages import ANSWER, Answer, Element, WorkOrder
@@ -438,3 +444,102 @@ def test_the_commit_phase_leaves_out_the_same_records_or_fails() -> None:
         assert (
             sum(table["n"].to_numpy().sum() for table in runner.commit(ATTEMPT, result).deltas["store"]) == 58
         )
+
+
+# --- what a state refuses ---------------------------------------------------------------------------------
+
+DAY = date(2026, 1, 1)
+SCHEMA = "word string, x double, d date, n bigint, m bigint"
+ROWS: list[tuple[Any, ...]] = [(f"w{number % 7}", 1.0, DAY, number, number) for number in range(60)]
+UNFIT: dict[int, tuple[Any, ...]] = {
+    11: (None, 1.0, DAY, 11, 11),
+    12: ("a\0b", 1.0, DAY, 12, 12),
+    40: ("w1", float("nan"), DAY, 40, 40),
+    59: ("w1", 1.0, DAY, 59, 2**40),
+}
+for at, unfit in UNFIT.items():
+    ROWS[at] = unfit
+UNFIT_PLACES = ["p@11", "p@12", "q@10", "q@29"]
+MERGED = SqlStateBolt(
+    SqlState("counts", "word string", "n bigint, x double, top int"), n=Count(), x=Sum("x"), top=Max("m")
+)
+APPENDED = SqlAppendBolt(SqlTable("counts", "x double, d date, m int", key="word string, n bigint"))
+
+
+@BOTH
+@pytest.mark.parametrize("store", [MERGED, APPENDED], ids=["merged", "appended"])
+def test_what_a_state_behind_the_source_refuses_is_left_out_in_the_first_attempt(
+    spout: Any, store: Any, tmp_path: Path
+) -> None:
+    with MemorySpout(SCHEMA, {"p": ROWS[:30], "q": ROWS[30:]}) as source:
+        builder = TransactionalTopologyBuilder("rows", "rows", spout(source), dead_letters=ALL)
+        builder.set_committer_bolt("store", store, parallelism=2).fields_grouping("rows", "word")
+        with TopologyTest(builder, database=f"sqlite:///{tmp_path}/state.db") as test:
+            test.run()
+            assert len(test.attempts(1)) == 1
+    connection = sqlite3.connect(tmp_path / "state.db")
+    total = "SUM(n)" if store is MERGED else "COUNT(*)"
+    assert connection.execute(f"SELECT {total} FROM counts").fetchall() == [(56,)]
+    letters = "SELECT place, component, exception FROM txstream_dead_letter ORDER BY place"
+    assert connection.execute(letters).fetchall() == [
+        (place, "store", "StateValueError") for place in UNFIT_PLACES
+    ]
+    connection.close()
+
+
+def test_without_dead_letters_the_worker_that_has_the_tuple_says_what_is_wrong_with_it(
+    tmp_path: Path,
+) -> None:
+    for number, row in enumerate(UNFIT.values()):
+        with (
+            MemorySpout(SCHEMA, {"p": [*ROWS[:3], row, *ROWS[3:9]]}) as source,
+            TopologyTest(plain(source), database=f"sqlite:///{tmp_path}/{number}.db") as test,
+            pytest.raises(StateValueError) as ended,
+        ):
+            test.run()
+        assert ended.value.component == "store"
+        assert f"in Tuple(word={row[0]!r}" in str(ended.value)
+
+
+def plain(source: MemorySpout) -> TransactionalTopologyBuilder:
+    builder = TransactionalTopologyBuilder("rows", "rows", OpaqueSpout(source))
+    builder.set_committer_bolt("store", MERGED).fields_grouping("rows", "word")
+    return builder
+
+
+class Converts(BasicBolt):
+    """Emits what its stream cannot hold: an infinite decimal, a number beyond 64 bits, text that is none."""
+
+    output = "word string, price decimal(10,2), n bigint"
+    wrong: ClassVar[dict[int, tuple[Any, ...]]] = {
+        11: ("a", Decimal("Infinity"), 1),
+        40: ("a", Decimal(1), 2**70),
+        59: ("\ud800", Decimal(1), 1),
+    }
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        collector.emit(("w", Decimal(1), 1))
+        collector.emit(self.wrong.get(tup["n"], ("w", Decimal(1), 1)))
+
+
+@BOTH
+def test_a_tuple_that_makes_a_value_that_its_stream_cannot_hold_is_left_out_in_the_first_attempt(
+    spout: Any, tmp_path: Path
+) -> None:
+    rows = [("w", 1.0, DAY, number, number) for number in range(60)]
+    with MemorySpout(SCHEMA, {"p": rows[:30], "q": rows[30:]}) as source:
+        builder = TransactionalTopologyBuilder("rows", "rows", spout(source), dead_letters=ALL)
+        builder.set_bolt("convert", Converts(), parallelism=2).shuffle_grouping("rows")
+        state = SqlState("counts", "word string", "n bigint")
+        store = builder.set_committer_bolt("store", SqlStateBolt(state, n=Sum("n")))
+        store.fields_grouping("convert", "word")
+        with TopologyTest(builder, database=f"sqlite:///{tmp_path}/state.db") as test:
+            test.run()
+            assert len(test.attempts(1)) == 1
+    connection = sqlite3.connect(tmp_path / "state.db")
+    assert connection.execute("SELECT word, n FROM counts").fetchall() == [("w", 2 * 57)]
+    letters = "SELECT place, component, exception FROM txstream_dead_letter ORDER BY place"
+    assert connection.execute(letters).fetchall() == [
+        (place, "convert", "TupleError") for place in ("p@11", "q@10", "q@29")
+    ]
+    connection.close()

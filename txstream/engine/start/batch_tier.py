@@ -22,6 +22,7 @@ from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.parts import LoopParts
+from txstream.engine.loop.read_before import ReadBefore
 from txstream.engine.loop.report import BatchTiming, RunProgress, RunReport, shown_reasons
 from txstream.engine.start.driver import Ready, Services, Tier
 from txstream.engine.start.takeover import Takeover
@@ -67,6 +68,7 @@ class BatchTier(Tier[EventLoop]):
             ended_before=_ended_before(ready.store),
             waits=ready.waiting.take_ended,
         )
+        states = [target.of(self.topology, taken.identity.uuid) for target in targets]
         parts = LoopParts(
             topology=self.topology,
             coordinator=taken.coordinator,
@@ -80,10 +82,11 @@ class BatchTier(Tier[EventLoop]):
             log_end=log_end,
             letters=LetterReader(source, ready.plan.context),
             retries=Retries(
-                [target.of(self.topology, taken.identity.uuid) for target in targets],
+                states,
                 source.letter_decoder(ready.plan.context),
                 taken.steering.retries,
             ),
+            read_before=ReadBefore(states),
             until_txid=self.until_txid,
             warm_up_seconds=self.warm_up_seconds,
             gather_seconds=self.gather_seconds,
@@ -136,6 +139,9 @@ class BatchTier(Tier[EventLoop]):
             waiting_for=loop.waiting_for,
             lag_records=self._lag_records(loop),
             dead_letters=statistics.dead_letters,
+            waits=loop.waiting.waits,
+            failing=loop.failures.failing,
+            last=statistics.timings[-1] if statistics.timings else None,
         )
 
     def _lag_records(self, loop: EventLoop) -> int | None:

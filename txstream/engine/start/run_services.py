@@ -21,6 +21,7 @@ from txstream.core.errors import (
     TxstreamError,
     UsageError,
 )
+from txstream.core.semantics import Semantics
 from txstream.core.waiting import RunAbortedError
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.runner_contract import BatchRunner
@@ -304,4 +305,5 @@ def source_context(topology: Topology, settings: Settings) -> SpoutContext:
         addresses=settings.addresses(),
         fetch_timeout_seconds=settings.fetch_timeout_seconds,
         connect_timeout_seconds=settings.connect_timeout_seconds,
+        is_transactional=topology.semantics is Semantics.TRANSACTIONAL,
     )

@@ -165,7 +165,8 @@ class _Search:
             self._is_sought = True
 
     def _is_found_by_workers(self) -> bool:
-        if isinstance(self._error, StateValueError):  # what a state refuses, the driver finds out
+        # What a database refuses, the driver finds out.
+        if isinstance(self._error, StateValueError) and self._error.component is None:
             return False
         try:
             found = self._trials.find(self._seconds / 2)
