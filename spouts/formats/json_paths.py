@@ -112,11 +112,11 @@ def read_picks(rows: Sequence[dict[str, Any]], picks: Sequence[Pick]) -> list[pa
 def _at(rows: Sequence[dict[str, Any]], path: tuple[str, ...]) -> list[Any]:
     column = [row.get(path[0]) for row in rows]
     for at, name in enumerate(path[1:], 1):
-        rows = [row for row, value in enumerate(column) if value is not None and type(value) is not dict]
-        if rows:
-            wrong = kind_of(column[rows[0]])
+        wrong = [row for row, value in enumerate(column) if value is not None and type(value) is not dict]
+        if wrong:
+            found = kind_of(column[wrong[0]])
             raise MisfitError(
-                f"expected an object with {name!r} in it, found {wrong}", _shown(path[:at]), rows
+                f"expected an object with {name!r} in it, found {found}", _shown(path[:at]), wrong
             )
         column = [None if value is None else value.get(name) for value in column]
     return column

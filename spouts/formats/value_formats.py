@@ -2,7 +2,7 @@
 
 JSON is here. Every other format comes in by an entry point of an installed package, Avro and Protobuf, which
 this wheel has, as well as a stranger's: in the group `txstream.value_formats`, with the name that
-`KafkaSource(value_format=NAME)` says. Its object is called with `FormatArguments`, on the driver, when a
+`KafkaSource(decode=Decode(NAME))` says. Its object is called with `FormatArguments`, on the driver, when a
 source is made, and returns a `ValueFormat`; usually it is the class itself.
 """
 

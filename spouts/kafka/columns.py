@@ -168,8 +168,8 @@ def _made(
             for row in np.flatnonzero(payloads.is_null().to_numpy(zero_copy_only=False)).tolist():
                 unfit[row] = DecodeError(
                     f"a record without a value (tombstone) is at {_place(parts, columns, row)}: it has no "
-                    f"fields, and deletes its key from a compacted topic; tombstones='null' reads such "
-                    f"records as rows of nulls"
+                    f"fields, and deletes its key from a compacted topic; Decode(tombstones='null') reads "
+                    f"such records as rows of nulls"
                 )
 
     if read.value is not None:

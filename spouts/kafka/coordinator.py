@@ -455,7 +455,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
                 places[name] = place
             elif not has_place(name, last):
                 raise UsageError(
-                    f"starting_offsets begins {name} at offset {place.position}, but its log ends at "
+                    f"start= begins {name} at offset {place.position}, but its log ends at "
                     f"{log.end}; give an offset from {log.first} to {log.end}, or 'latest'"
                 )
             else:

@@ -26,7 +26,7 @@ def check(tup):
 
 
 def topology(name, other, commit):
-    source = KafkaSource(name, value_format="json", schema="word string")
+    source = KafkaSource(name, decode=Decode("json", "word string"))
     builder = TransactionalTopologyBuilder(
         name, "words", TransactionalSpout(source), dead_letters=DeadLetters(max_share=1.0), commit=commit
     )

@@ -25,7 +25,7 @@ FIELDS = [{"name": name, "type": "long"} for name in ("a", "b")]
 
 def topology(topic: str, semantics: str) -> t.Topology:
     schema = {"type": "record", "name": "Pair", "fields": FIELDS}
-    source = t.KafkaSource(topic, value_format="avro", schema=schema)
+    source = t.KafkaSource(topic, decode=t.Decode("avro", schema))
     spout = t.TransactionalSpout(source) if semantics == "transactional" else t.OpaqueSpout(source)
     builder = t.TransactionalTopologyBuilder(topic, "pairs", spout, dead_letters=t.DeadLetters())
     state = t.SqlState("pairs", key="a bigint", value="b bigint")

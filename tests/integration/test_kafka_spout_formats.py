@@ -18,7 +18,7 @@ from support.schema_registry import FakeRegistry, register
 from support.tables import read_rows
 
 import txstream
-from txstream import KafkaSource, inspect
+from txstream import Decode, KafkaSource, inspect
 from txstream.api.spouts import SpoutContext
 from txstream.core.dead_letters import DeadLetter
 from txstream.core.errors import DecodeError
@@ -137,7 +137,7 @@ def test_protobuf_records(
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     order = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
-    source = KafkaSource(unique, value_format="protobuf", schema=order)
+    source = KafkaSource(unique, decode=Decode("protobuf", order))
     builder = txstream.TransactionalTopologyBuilder(unique, "orders", txstream.OpaqueSpout(source))
     table = unique.replace("-", "_")
     store = txstream.SqlStateBolt(
@@ -189,13 +189,10 @@ def test_keys_and_values_of_two_versions(topics: Topics, unique: str, registry_u
     source = KafkaSource(
         unique,
         topics.address,
-        value_format="avro",
-        schema=ORDER,
-        key_format="avro",
-        key_schema=customer,
+        decode=Decode(
+            "avro", ORDER, tombstones="null", key_format="avro", key_schema=customer, schema_registry=url
+        ),
         kafka_columns=["key", "offset"],
-        schema_registry=url,
-        tombstones="null",
     )
     context = SpoutContext("formats", "orders", {})
     emitter = source.emitter(context)
@@ -214,4 +211,4 @@ def test_keys_and_values_of_two_versions(topics: Topics, unique: str, registry_u
         DecodeError, match=rf"^the key of the record at offset 1 of topic '{unique}', .* no schema id"
     ):
         decode([replace(letter, key=b"five")])
-    assert source.undecoded().output.names == KafkaSource(unique, value_format="binary").output.names
+    assert source.undecoded().output.names == KafkaSource(unique, decode=Decode("binary")).output.names

@@ -28,7 +28,7 @@ from txstream.spouts.kafka import KafkaSource
 
 def topology(topic: str, second: str = "", executors: bool = False) -> t.Topology:
     source = KafkaSource(
-        *(topic, None), value_format="json", schema="n bigint", key_format="string", kafka_columns=["key"],
+        topic, decode=t.Decode("json", "n bigint", key_format="string"), kafka_columns=["key"],
         max_records_per_partition=2,
     )
     builder = t.TransactionalTopologyBuilder(

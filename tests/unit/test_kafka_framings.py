@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from support.lists import each
 from support.schema_registry import FakeRegistry
 
-from txstream import KafkaSource
+from txstream import Decode, KafkaSource
 from txstream.api.spouts import SpoutContext
 from txstream.core.errors import DecodeError, TopologyError
 from txstream.spouts.kafka.columns import fitting_batch, joined_batch, readers
@@ -34,11 +34,10 @@ def message() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("framed.Row"))
 
 
-def source(value_format: str, **options: Any) -> KafkaSource:
+def source(value_format: str, *, kafka_columns: Sequence[str] | None = None, **decode: Any) -> KafkaSource:
     schemas = {"json": "n bigint", "avro": AVRO, "protobuf": message()}
-    if value_format in schemas:
-        options["schema"] = schemas[value_format]
-    return KafkaSource("t", value_format=value_format, **options)
+    given = Decode(value_format, schemas.get(value_format), **decode)
+    return KafkaSource("t", decode=given, kafka_columns=kafka_columns)
 
 
 def part(
@@ -95,7 +94,7 @@ def test_with_a_registry_an_id_elsewhere_is_named(value_format: str) -> None:
 
 def test_keys_that_are_framed_and_declared_plain() -> None:
     read_keys = KafkaSource(
-        "t", value_format="string", key_format="json", key_schema="n bigint", kafka_columns=["key"]
+        "t", decode=Decode("string", key_format="json", key_schema="n bigint"), kafka_columns=["key"]
     )
     told = refusal(read_keys, b"x", keys=[FRAMED + JSON])
     assert "the key of the record at" in told

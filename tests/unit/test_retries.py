@@ -40,7 +40,7 @@ from txstream.engine.letters.retries import Retries
 from txstream.inspect import replay as run_again, why
 from txstream.plugins.formats.schema_registry import UnknownSchemaError
 from txstream.settings import Settings
-from txstream.spouts.kafka import KafkaSource
+from txstream.spouts.kafka import Decode, KafkaSource
 from txstream.spouts.memory import MemoryRange
 from txstream.state import TopologyStates, open_database
 from txstream.testing import TopologyTest
@@ -460,7 +460,7 @@ def kafka(value: bytes | None, offset: int = 3, headers: bytes | None = None) ->
 
 
 def test_kafkas_records_are_decoded_as_kafka_gave_them() -> None:
-    source = KafkaSource("orders", value_format="json", schema="n bigint", kafka_columns=["key", "offset"])
+    source = KafkaSource("orders", decode=Decode("json", "n bigint"), kafka_columns=["key", "offset"])
     rows = source.decoded([kafka(b'{"n": 1}'), kafka(b'{"n": 2}', 9)]).to_pylist()
     assert rows == [{"n": 1, "key": b"k", "offset": 3}, {"n": 2, "key": b"k", "offset": 9}]
     assert source.decoded([]).schema == source.output
@@ -469,7 +469,7 @@ def test_kafkas_records_are_decoded_as_kafka_gave_them() -> None:
 
 
 def test_kafkas_columns_are_all_there() -> None:
-    source = KafkaSource("orders", value_format="binary")
+    source = KafkaSource("orders", decode=Decode("binary"))
     headers = b'[["trace", "AP8="], ["none", null]]'
     (row,) = source.decoded([kafka(b"\xff", headers=headers)]).to_pylist()
     assert (row["topic"], row["partition"], row["value"]) == ("orders", 1, b"\xff")

@@ -139,6 +139,9 @@ class BatchTier(Tier[EventLoop]):
             waiting_for=loop.waiting_for,
             lag_records=self._lag_records(loop),
             dead_letters=statistics.dead_letters,
+            waits=loop.waiting.waits,
+            failing=loop.failures.failing,
+            last=statistics.timings[-1] if statistics.timings else None,
         )
 
     def _lag_records(self, loop: EventLoop) -> int | None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from txstream.core.batch_metas import MetaCodec
+from txstream.core.digests import TableDigest
 from txstream.core.errors import CorruptStateError, ProgressMismatchError, SchemaRevisionError, TxstreamError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid, epoch_of
@@ -355,6 +356,7 @@ def _tables(snapshot: Snapshot) -> Findings:
         for one in database.tables or ():
             yield from _table(snapshot, database, one)
         yield from _rows_of_last(database)
+        yield from _rows_of_batches(snapshot, database)
 
 
 def _table(snapshot: Snapshot, database: DatabasePart, one: TablePart) -> Findings:
@@ -422,6 +424,43 @@ def _rows_of_last(database: DatabasePart) -> Findings:
             f"deleted, or tables restored from an older copy than the ledger",
             "restore tables and ledger of one moment",
         )  # fmt: skip
+
+
+def batches_compared(snapshot: Snapshot, database: DatabasePart) -> list[BatchRecord]:
+    """Return the batches whose digests can be compared with their rows."""
+    if database.is_behind_its_tables or not any(one.digests is not None for one in database.tables or ()):
+        return []
+    done = _done(snapshot)
+    return [row for row in database.rows if row.txid <= done and row.details.get("digests") is not None]
+
+
+def _rows_of_batches(snapshot: Snapshot, database: DatabasePart) -> Findings:
+    """Check that appended rows are those that the ledger says, batch by batch. Of a table that keeps the
+    older row of a key, and of one whose rows expire, a batch may have fewer."""
+    for one in database.tables or ():
+        if one.digests is None:
+            continue
+        name, found, last = one.table.name, [], database.last
+        may_lack = one.keeps_older_rows or (last is not None and name in last.metas.get("horizons", {}))
+        for row in batches_compared(snapshot, database):
+            document = row.details["digests"].get(name)
+            told = TableDigest() if document is None else TableDigest.from_document(document)
+            here = one.digests.get(row.txid, TableDigest())
+            if may_lack and here.rows < told.rows:
+                continue
+            differing = told.differences(here)
+            if "rows" in differing:
+                found.append(f"txid {row.txid} wrote {counted(told.rows, 'row')}, and {here.rows:,} carry it")
+            elif differing:
+                found.append(f"the rows of txid {row.txid} have other {', '.join(differing)}")
+        if found:
+            more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            yield Finding(
+                "rows-differ", ERROR, f"table {name} in {database.url}",
+                f"rows are not those that its batches wrote: {'; '.join(found[:_SHOWN])}{more}",
+                "somebody has changed, deleted, moved or added rows: restore them from a backup; `txstream "
+                "replay` says what a batch held",
+            )  # fmt: skip
 
 
 def dead_letters(snapshot: Snapshot) -> Iterator[Finding]:

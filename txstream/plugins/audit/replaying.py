@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txstream.api.retention import late_rows
+from txstream.api.state import REMOVED
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.core.digests import digest_of
 from txstream.core.errors import UsageError
@@ -207,21 +208,26 @@ def _changes(
     untold = expired
     for row in reading.written_by(table.name, txid):
         delta = replayed.pop(tuple(row.key[name] for name in keys), None)
-        after = None if delta is None else combined(reducers, row.prev, delta)
+        after = None if delta is None or delta.get(REMOVED) else combined(reducers, row.prev, delta)
+        written = None if row.removed else row.value
         if delta is not None and not stored.tells_before:
             untold += 1  # a transactional row does not keep its earlier value
-        elif after is None or not alike(after, row.value):
-            found.append(ReplayChange(row.key, row.prev, row.value, after))
+        elif (
+            delta is None or (after is None) is not (written is None) or not alike(after or {}, written or {})
+        ):
+            found.append(ReplayChange(row.key, row.prev, written, after))
     for number, (key, delta) in enumerate(replayed.items()):
         other = reading.find(table.name, key) if number < _LOOK_UPS and len(found) < limit else None
-        if stored.on_conflict == "ignore" and other is not None and (other.txid or txid) < txid:
+        if stored.keeps_older and other is not None and (other.txid or txid) < txid:
             continue  # the older row was kept, and still is
-        if number >= _LOOK_UPS or (other is not None and (other.txid is None or other.txid > txid)):
+        is_forgotten = stored.removes and other is None  # a later batch may have removed it
+        if number >= _LOOK_UPS or is_forgotten or (other and (other.txid is None or other.txid > txid)):
             untold += 1
         elif len(found) < limit:
             before = None if other is None else other.value
             names = dict(zip(keys, key, strict=True))
-            found.append(ReplayChange(names, before, None, combined(reducers, before, delta)))
+            after = None if delta.get(REMOVED) else combined(reducers, before, delta)
+            found.append(ReplayChange(names, before, None, after))
     return tuple(found[:limit]), untold
 
 

@@ -113,7 +113,7 @@ def look_at_topics(
 
 @dataclass(frozen=True)
 class _Rights:
-    """What the account of the topology's `client_options` may do."""
+    """What the account of the topology's `client` options may do."""
 
     bootstrap: str
     user: str
@@ -203,7 +203,7 @@ def _read_a_little(
     if old:
         raise WrongError(
             f"its oldest records are in message format {old[0]}, which txstream does not read",
-            "begin behind them (starting_offsets), or copy the topic with a producer of Kafka 0.11 or newer",
+            "begin behind them (start=), or copy the topic with a producer of Kafka 0.11 or newer",
         )
     empty = "" if formats else ", which are empty"
     return f"{counted(len(leaders), 'partition')}{empty}, readable"

@@ -81,8 +81,7 @@ def registry_of(address: str | None, context: SpoutContext, component: str) -> S
     if not found:
         raise UsageError(
             f"no schema registry for {component}; give --schema-registry URL, set TXSTREAM_SCHEMA_REGISTRY, "
-            f"write KafkaSource(..., schema_registry=URL), or wire_format='plain' if the records have no "
-            f"schema ids"
+            f"write Decode(..., schema_registry=URL), or wire_format='plain' if records have no schema ids"
         )
     return _client(
         found,

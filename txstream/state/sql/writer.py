@@ -25,7 +25,7 @@ from txstream.api.reducers import Custom
 from txstream.api.retention import limit_of
 from txstream.api.rows import UnfitValueError, to_column
 from txstream.api.schema import format_type
-from txstream.api.state import PREV_PREFIX, TXID_COLUMN
+from txstream.api.state import PREV_PREFIX, REMOVED, TXID_COLUMN
 from txstream.core.errors import StateValueError, TxidRegressionError, TxstreamError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt
@@ -51,7 +51,8 @@ class TableWriter:
         self._upsert = dialect.upsert(self._table, self._update if spec.is_keyed else None)
         carries: Carries | None = None
         if spec.semantics is not Semantics.NON_TRANSACTIONAL:
-            carries = "<=" if spec.state.on_conflict == "ignore" else "="
+            keeps_older = spec.state.on_conflict == "ignore" or spec.state.sequence_by is not None
+            carries = "<=" if keeps_older else "="
         self._lookup = dialect.lookup(self._table, self._looked_up(), carries)
         if spec.semantics is Semantics.OPAQUE and not spec.appends:
             values = spec.state.value_names
@@ -84,6 +85,17 @@ class TableWriter:
             if rows < _REMOVED_AT_ONCE:
                 return
             removed += rows
+
+    def forget_removed(self, connection: Connection, txid: int) -> None:
+        """See `StateTransaction.forget_removed`."""
+        columns: Any = self._table.c
+        forget: Any = delete(self._table)
+        if self.spec.state.sequence_by is not None:
+            gone = [column for column in columns if {"prev", "prev_txid", "kept"} & column.info.keys()]
+            forget = update(self._table).values({**dict.fromkeys(gone), columns[REMOVED]: None})
+        if self.spec.semantics is not Semantics.NON_TRANSACTIONAL:
+            forget = forget.where(columns[TXID_COLUMN] < txid)
+        connection.execute(forget.where(columns[REMOVED]))
 
     def read(self, connection: Connection, keys: pa.Table, before: int) -> pa.Table:
         """Return the rows of `keys` that exist. See `StateBackend.read`."""
