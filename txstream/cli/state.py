@@ -171,13 +171,14 @@ def _print_diff(cli: Cli, found: TableDiff) -> None:
                 for change in changes
             ],
         )
-    elif found.carrying:
+    if found.carrying:
         _print_rows(cli, found.carrying, found.semantics)
     cli.print(f"txid {found.txid} is {found.status}; {_counted(found)}")
 
 
 def _counted(found: TableDiff) -> str:
-    if found.carrying:
+    shown = len(found.created) + len(found.changed) + found.unchanged
+    if found.carrying and not shown:
         return f"{counted(found.carrying_count, 'row')} of {found.table} were last changed by it"
     words = [
         f"created {counted(len(found.created), 'row')} of {found.table}",
@@ -185,7 +186,9 @@ def _counted(found: TableDiff) -> str:
     ]
     if found.unchanged:
         words.append(f"touched {found.unchanged:,} without a change")
-    shown = len(found.created) + len(found.changed) + found.unchanged
+    if found.carrying:
+        words.append(f"{len(found.carrying):,} of which nobody knows what they were before")
+    shown += len(found.carrying)
     part = "" if shown == found.carrying_count else f"of the {counted(shown, 'row')} that are shown it "
     return part + ", ".join(words)
 

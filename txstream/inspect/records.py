@@ -150,8 +150,9 @@ class TableDiff:
     """What one txid changed in one table, as far as the table still knows.
 
     Opaque: `created` and `changed` are rows with their values before and after; `unchanged` counts the rows
-    that carry the txid with the value that they had before. Transactional: `carrying` are the rows that carry
-    the txid; their earlier values are not kept. `carrying_count` counts all rows that carry the txid,
+    that carry the txid with the value that they had before. `carrying` are the rows that carry the txid and
+    whose earlier values are not known: those of transactional tables, and of a table of rows that may be
+    replaced those that an undone batch had replaced. `carrying_count` counts all rows that carry the txid,
     including those beyond a limit. `overwritten` counts the rows that it wrote and later batches have changed
     since, in all tables of this database together; None if unknown.
     """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from txstream.api.schema import format_schema
@@ -106,7 +107,8 @@ def diff(
                 reading.count_written_by(other.name, txid) for other in reading.tables() if other.has_txid
             )
             overwritten = max(0, record.keys - still)
-        changes = [RowChange(row.key, row.prev, row.value) for row in rows] if stored.tells_before else []
+        tells = [stored.tells_before and row.knows_before for row in rows]
+        changes = [RowChange(row.key, row.prev, row.value) for row in compress(rows, tells)]
         return TableDiff(
             database=place.display_url,
             table=table,
@@ -116,7 +118,7 @@ def diff(
             created=tuple(change for change in changes if change.before is None),
             changed=tuple(c for c in changes if c.before is not None and c.before != c.after),
             unchanged=sum(change.before == change.after for change in changes),
-            carrying=() if stored.tells_before else tuple(_row(row) for row in rows),
+            carrying=tuple(_row(row) for row, told in zip(rows, tells, strict=True) if not told),
             carrying_count=count,
             overwritten=overwritten,
             notes=tuple(

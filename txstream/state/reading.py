@@ -63,7 +63,8 @@ class StoredRow:
     txid created the row; `txid` is None where the table has none.
 
     `unfinished` is true when a batch that is still being committed has written the row. In an opaque table
-    the row is then as it was before that batch, and its `prev` and `txid` are unknown.
+    the row is then as it was before that batch, and its `prev` and `txid` are unknown. Without `knows_before`
+    nobody knows what the key held before `txid`: an undone batch had replaced the row, and has given it back.
     """
 
     key: Mapping[str, Any]
@@ -71,6 +72,7 @@ class StoredRow:
     prev: Mapping[str, Any] | None
     txid: Txid | None
     unfinished: bool = False
+    knows_before: bool = True
 
 
 class StateReading(ABC):

@@ -160,12 +160,16 @@ class RowRules:
     def shown_row(self, key: Key, stored: RowValues, *, unfinished: bool) -> StoredRow:
         """Return a row as `StateReading` returns it."""
         state, (values, prev, txid) = self.spec.state, stored
+        knows_before = not self.spec.appends or prev is None or prev[-1] != txid
         return StoredRow(
             dict(zip(state.key_names, key, strict=True)),
             dict(zip(state.value_names, values, strict=True)),
-            None if prev is None else dict(zip(state.value_names, prev[: len(values)], strict=True)),
+            None
+            if prev is None or not knows_before
+            else dict(zip(state.value_names, prev[: len(values)], strict=True)),
             None if txid is None else Txid(txid),
             unfinished,
+            knows_before,
         )
 
     def shown(self, key: Key) -> str:
