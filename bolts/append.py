@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txstream.api.bolts import OutputFieldsDeclarer, StateCommitter
 from txstream.api.reducers import Put
@@ -13,8 +12,8 @@ from txstream.api.retention import refuse_late
 from txstream.api.schema import format_type
 from txstream.api.state import SqlTable
 from txstream.api.tuples import Chunk, Tuple, one_row
-from txstream.bolts.sql import holds
-from txstream.core.errors import StateValueError, TopologyError
+from txstream.bolts.sql import holds, refuse_unfit, refuse_unfit_keys
+from txstream.core.errors import TopologyError
 from txstream.state.row_fold import RowFold
 
 _PLACE = ("topic", "partition", "offset")
@@ -26,8 +25,9 @@ class SqlAppendBolt(StateCommitter):
     Columns are filled from the input's fields of the same names, in any grouping. With "ignore" or "replace",
     several rows of one key in one batch become one: the first, or the last, in the order of the fields
     `order_by`, by default those of topic, partition and offset that the input has. Across batches the order
-    is that of the batches. A tuple with a null or NaN in its key, or with NaN in a value, ends the run with
-    StateValueError; so does a second row of one key where `on_conflict` is "fail".
+    is that of the batches. A tuple with a null in its key, or with a value that no database keeps (NaN, NUL
+    in text, a year beyond 9999), ends the run with StateValueError or becomes a dead letter; so does a second
+    row of one key where `on_conflict` is "fail".
     """
 
     state: SqlTable
@@ -81,26 +81,11 @@ class SqlAppendBolt(StateCommitter):
         self.execute_chunk(one_row(tup._chunk, tup._row))
 
     def execute_chunk(self, chunk: Chunk) -> None:
-        for name in self.state.key_names:
-            column = chunk.batch.column(chunk.index[name])
-            if column.null_count:
-                self._refuse(chunk, pc.is_null(column), f"key column {name!r}", "a null")
-        for name in (*self.state.key_names, *self.state.value_names):
-            column = chunk.batch.column(chunk.index[name])
-            if pa.types.is_floating(column.type):
-                wrong = pc.fill_null(pc.is_nan(column), fill_value=False)
-                if pc.any(wrong).as_py():
-                    self._refuse(chunk, wrong, f"column {name!r}", "nan")
+        refuse_unfit_keys(self.state, chunk)
+        for column in self.state.value_schema:
+            refuse_unfit(self.state, chunk, f"column {column.name!r}", column.name, column.type)
         refuse_late(self.state, self.horizon, chunk)
         self.fold.add(chunk.batch)
-
-    def _refuse(self, chunk: Chunk, wrong: pa.Array, what: str, got: str) -> None:
-        row = pc.index(wrong, pa.scalar(True)).as_py()
-        found = next(one_row(chunk, row).tuples())
-        raise StateValueError(
-            f"{what} of table {self.state.table!r} got {got}, in {found!r}; filter such tuples out before "
-            f"the table"
-        )
 
     def deltas(self) -> pa.Table:
         """Return this task's rows as `RowFold.partial` does: keys, then values, then what orders them."""

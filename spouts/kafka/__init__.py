@@ -105,14 +105,19 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
     key_format: as `value_format`.
     value_format: "string" (UTF-8), "binary", or one that is read into the fields of `schema`: "json", "avro",
         "protobuf" or what another package has (`ValueFormat`). A value that cannot be read is a DecodeError
-        with topic, partition, offset, field, reason and the beginning of the value. A record without a value
-        (a tombstone) is a row of nulls.
+        with topic, partition, offset, field, reason and the beginning of the value.
     schema: for JSON, the fields of UTF-8 objects: "user string, amount decimal(10,2)" or an Arrow schema;
-        `json_values` says what fits which type, missing fields are null, unknown ones are ignored. For Avro,
+        `json_values` says what fits which type, missing fields are null, unknown ones are ignored. In the
+        string, "user.id as user string" takes a value from inside, and "hour(at) as hour timestamp" the hour
+        that a time lies in (second, minute, hour, day, month, year). For Avro,
         the schema that the topology reads by: the path of a .avsc file, JSON text, or a dict. For Protobuf, a
         generated message class, or the pair of a path (.proto or descriptor set) and a message's full name.
         docs/formats.md says which types become which columns, and how schemas may change.
-    key_schema: the same for keys. The column `key` has its type: a record is a struct.
+    tombstones: what to do, where values are read into the fields of a schema, with a record without a value
+        (in a compacted topic it deletes its key): "refuse" raises a DecodeError, so that it becomes a dead
+        letter if these are asked for; "null" emits a row whose fields are null. The column `value` of
+        "string" and "binary" is null there.
+    key_schema: as `schema`, for keys. The column `key` has its type: a record is a struct.
     wire_format: for Avro and Protobuf, "confluent": keys and values begin with the id of the schema that they
         were written by, which a schema registry has; or "plain": they were all written by `schema`.
     schema_registry: the registry's URL; by default the run's.
@@ -154,6 +159,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         kafka_columns: Sequence[str] | None = None,
         errors: Literal["strict", "replace"] = "strict",
         on_data_loss: Literal["fail", "skip"] = "fail",
+        tombstones: Literal["refuse", "null"] = "refuse",
         client_options: Mapping[str, Any] | None = None,
         partition_discovery_seconds: float = 5.0,
         publish_group: str | None = None,
@@ -181,7 +187,8 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
             raise TopologyError(
                 f"partition_discovery_seconds is {partition_discovery_seconds}; it must be more than 0"
             )
-        one_of("wire_format", wire_format, "confluent", "plain")
+        self.tombstones = one_of("tombstones", tombstones, "refuse", "null")
+        self.wire_format = one_of("wire_format", wire_format, "confluent", "plain")
         given = FormatArguments(schema, errors, wire_format, schema_registry, str(self.selection))
         self.takes_any_time = False
         self.value_schema = read_by("value_format", value_format, given)

@@ -51,8 +51,8 @@ def test_the_fields_of_the_schema_and_kafkas_columns(topics: Topics, unique: str
     )
     ann = {"user": "ann", "amount": Decimal("12.50"), "at": datetime(2026, 11, 21, 10, tzinfo=UTC)}
     nothing = {"user": None, "amount": None, "at": None}
-    assert read(topics, unique, (0, 3)).to_pylist() == [ann, nothing, nothing]
-    beside = read(topics, unique, (1, 3), kafka_columns=["offset", "key"])
+    assert read(topics, unique, (0, 3), tombstones="null").to_pylist() == [ann, nothing, nothing]
+    beside = read(topics, unique, (1, 3), kafka_columns=["offset", "key"], tombstones="null")
     assert beside.to_pylist() == [{**nothing, "offset": n, "key": b"k"} for n in (1, 2)]
     columns = {"value_format": "string", "schema": None, "kafka_columns": ["offset", "value"]}
     assert read(topics, unique, (1, 2), **columns).to_pylist() == [{"offset": 1, "value": "{}"}]

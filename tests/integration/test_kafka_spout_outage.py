@@ -22,10 +22,10 @@ from txstream.core.batch_metas import BatchMetas
 from txstream.core.dead_letters import DeadLetter
 from txstream.core.errors import PartitionUnavailableError
 from txstream.core.transaction import Txid
-from txstream.engine.letters.topic import LetterTopic
 from txstream.inspect.snapshot import Snapshot
 from txstream.inspect.source import KAFKA_SOURCE, SourceNow, source_now
 from txstream.plugins.local.embedded import EmbeddedKafka
+from txstream.plugins.monitoring.letter_topic import LetterTopic
 from txstream.settings import Settings
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka.letter_topic import KafkaLetterTopic

@@ -25,6 +25,7 @@ from txstream.core.errors import SchemaError, ServiceUnavailableError, TopologyE
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch.executor_failures import describe
 from txstream.engine.letters.retry_policy import Verdict, judge, may_be_a_record
+from txstream.plugins.formats.registered_values import RegisteredFormat, RegisteredReader
 from txstream.plugins.formats.schema_registry import SchemaRegistry, UnknownSchemaError
 from txstream.spouts.formats.unfit_values import BadValueError, refuse_first
 from txstream.spouts.kafka import KafkaSource
@@ -196,13 +197,55 @@ def test_a_schema_that_the_registry_does_not_have_is_asked_for_again(registry: F
     assert not may_be_a_record(on_driver), "a good record would become a dead letter"
 
 
-def test_a_batch_with_an_unknown_schema_has_no_bad_record(
+def test_a_few_values_that_look_like_an_id_are_bad_and_many_are_the_registrys_matter(
     registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("txstream.plugins.formats.schema_registry._UNKNOWN_SECONDS", 0.0)
     registry.add("orders-value", json.dumps(OLD))
-    with pytest.raises(UnknownSchemaError, match=r"^schema 99 is not in the schema registry at "):
-        reader_of(url_of(registry))([encoded(1, OLD, {"id": 1, "user": "ann"}), b"\0\0\0\0\x63x"])
+    good, garbage = encoded(1, OLD, {"id": 1, "user": "ann"}), b"\0\0\0\0\x63x"
+    read = reader_of(url_of(registry))
+    unknown = r"^schema 99 is not in the schema registry at "
+    for alone in ([garbage], [garbage] * 11, [garbage, b"nothing"]):
+        with pytest.raises(UnknownSchemaError, match=unknown):
+            read(alone)  # type: ignore[arg-type]
+    for others in ([good], [good, *[garbage] * 9], []):  # the last: by itself, as a dead letter is tried
+        with pytest.raises(BadValueError, match=unknown) as bad:
+            read([*others, garbage])
+        assert bad.value.row == min(1, len(others))
+        assert bad.value.reason.endswith("; or it only looks as if it began with an id")
+    with pytest.raises(UnknownSchemaError, match=unknown):
+        read([good, *[garbage] * 11])
+
+
+def test_garbage_with_several_ids_is_waited_for_once(registry: FakeRegistry) -> None:
+    registry.add("orders-value", json.dumps(OLD))
+    clock = Clock()
+    client = SchemaRegistry(url_of(registry), clock=clock.read, pause=clock.pause)
+    source = KafkaSource("orders", value_format="avro", schema=READER)
+    assert isinstance(source.value_schema, RegisteredFormat)
+    reader = RegisteredReader(source.value_schema, lambda: client)
+    good = encoded(1, OLD, {"id": 1, "user": "ann"})
+    _, unfit = reader.read_fit([good, *(b"\0\0\0\x01%cx" % at for at in range(6))])
+    assert sorted(unfit) == [1, 2, 3, 4, 5, 6]
+    assert 4 < clock.now <= 10
+
+
+def test_what_was_read_by_is_told_with_a_fingerprint(registry: FakeRegistry) -> None:
+    """By id, for what was used since the last call; blanks in a text do not count."""
+    source = KafkaSource("orders", value_format="avro", schema=READER)
+    prints = []
+    for text in (json.dumps(OLD), json.dumps(OLD, indent=2), json.dumps(NEW)):
+        with FakeRegistry() as one:
+            one.add("orders-value", text)
+            made = readers(source, SpoutContext("t", "orders", {"schema_registry": one.url}, 2.0, 2.0))
+            assert made.value is not None
+            assert made.take_fetched() == {}
+            made.value([encoded(1, OLD, {"id": 1, "user": "ann"}), None])
+            found = made.take_fetched()
+            assert list(found) == ["schema 1"]
+            assert made.take_fetched() == {}
+            prints.append(found["schema 1"])
+    assert prints[0] == prints[1] != prints[2]
 
 
 def test_credentials_are_sent_and_never_shown(

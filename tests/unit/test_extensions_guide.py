@@ -29,7 +29,8 @@ def letter(offset, value):
 name, schema, *values = sys.argv[1:]
 for columns in [None, ["key"], ["offset"]]:
     keys = {"key_format": name, "key_schema": schema} if columns == ["key"] else {}
-    source = KafkaSource("parcels", value_format=name, schema=schema, kafka_columns=columns, **keys)
+    options = {"kafka_columns": columns, "tombstones": "null", **keys}
+    source = KafkaSource("parcels", value_format=name, schema=schema, **options)
     source = pickle.loads(pickle.dumps(source))
     records = [letter(offset, value.encode()) for offset, value in enumerate(values[:-1])]
     print(source.decoded([*records, letter(9, None)]).to_pylist())

@@ -421,10 +421,15 @@ def test_records_are_rows_without_the_products_reader() -> None:
     plain = KafkaSource("t", key_format="string", value_format="binary")
     assert list(_row(plain, record)) == ["k", record.value, "t", 3, 7, moment, 0, headers]
     schema = "user string, price decimal(9,2), n double, gone bigint"
-    as_json = KafkaSource("t", value_format="json", schema=schema, kafka_columns=["offset"])
+    as_json, with_nulls = (
+        KafkaSource("t", value_format="json", schema=schema, kafka_columns=["offset"], tombstones=what)
+        for what in ("refuse", "null")
+    )
     assert list(_row(as_json, record)) == ["u1", Decimal("1.50"), 2.0, None, 7]
     tombstone = SimpleNamespace(**{**vars(record), "value": None})
-    assert list(_row(as_json, tombstone)) == [None, None, None, None, 7]
+    assert list(_row(with_nulls, tombstone)) == [None, None, None, None, 7]
+    with pytest.raises(ValueError, match="without a value"):
+        _row(as_json, tombstone)
     dated = KafkaSource("t", value_format="json", schema="user date")
     order = {"type": "record", "name": "Order", "fields": [{"name": "user", "type": "string"}]}
     values = KafkaSource("t", value_format="avro", schema=order)

@@ -80,7 +80,9 @@ class LetterWindow:
         window, new = self._committed, list[BatchRecord]()
         known, records, is_old = window[-1].txid if window else 0, 0, False
         while not is_old and len(new) < _MOST_BATCHES:
-            page = self._store.batches(self._topology, limit=_PAGE, before=new[-1].txid if new else before)
+            behind = new[-1].txid if new else before
+            wanted = min(_PAGE, behind - known - 1)  # what is known is not read again
+            page = self._store.batches(self._topology, limit=wanted, before=behind) if wanted > 0 else []
             new += reversed(page)
             records += sum(one.tuples for one in page)
             is_old = len(page) < _PAGE or page[0].txid <= known

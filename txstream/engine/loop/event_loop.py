@@ -105,6 +105,7 @@ class EventLoop:
             topology,
             parts.letters,
             parts.retries,
+            parts.read_before,
         )
         self._commits = CommitPhase(self, parts, codec, self.statistics, self.processing.release)
 

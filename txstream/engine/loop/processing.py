@@ -10,7 +10,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,10 +18,12 @@ from txstream.api.topology import Topology
 from txstream.core.batch_metas import BatchMetas, MetaCodec
 from txstream.core.coordinator import BatchPhase, EmitBatch
 from txstream.core.dead_letters import DeadLetter
+from txstream.core.readings import Reading
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.core.wording import counted
 from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
+from txstream.engine.batch.sizing import planned_records
 from txstream.engine.batch.sought import Sought, is_sought
 from txstream.engine.commit.committer import BatchCommitter, Prepared, ProcessedBatch
 from txstream.engine.letters.isolation import Found, Isolated, Isolation, found_at
@@ -31,6 +32,7 @@ from txstream.engine.letters.rows import LetterReader
 from txstream.engine.letters.window import LetterWindow
 from txstream.engine.loop.open_batches import Batches, Watcher
 from txstream.engine.loop.planning import Planning
+from txstream.engine.loop.read_before import ReadBefore
 from txstream.engine.loop.report import Statistics
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
 from txstream.engine.loop.workers import Lane
@@ -65,6 +67,7 @@ class Processing:
         topology: Topology,
         letters: LetterReader,
         retries: Retries,
+        read_before: ReadBefore,
     ) -> None:
         self._codec = codec
         self._statistics = statistics
@@ -78,6 +81,7 @@ class Processing:
         self._emitted: set[Txid] = set()
         self._letters = letters
         self._retries = retries
+        self._read_before = read_before
         # What was found to fail by itself in open batches.
         self._found: dict[Txid, Sequence[Found]] = {}
         self._isolation: Isolation[_Processed] | None = None
@@ -125,6 +129,7 @@ class Processing:
     def committed(self, txid: Txid) -> None:
         """Forget a txid: nothing of it will be asked for again."""
         self._emitted.discard(txid)
+        self._read_before.committed(txid)
         self._found.pop(txid, None)
 
     def cancel(self, attempt: TransactionAttempt) -> None:
@@ -165,33 +170,51 @@ class Processing:
         def is_wanted() -> bool:
             return batches.is_active(attempt)
 
-        def work() -> tuple[Isolated[_Processed], Sequence[DeadLetter]]:
-            found = known
+        may_be_committed = not batches.coordinator.may_leave_out(attempt)
+        is_adopted = emit.stored and not self._planning.has_planned(attempt.txid)
+
+        def check(done: Isolated[_Processed], letters: Sequence[DeadLetter]) -> Reading:
+            reading, before, now = done.processed.result.reading, emit.metas, done.metas
+            if not searches:  # tasks have read what they have left out
+                new = {(one.record.partition, one.record.offset) for one in done.found}
+                left_out = zip(now.excluded, letters, strict=True) if letters else ()
+                reading = reading.without(
+                    (one.partition, one.offset, letter.key, letter.value)
+                    for one, letter in left_out
+                    if (one.partition, one.offset) in new
+                )
+            planned = planned_records(before) if is_adopted and not before.excluded else None
+            return self._read_before.check(
+                attempt, reading, may_be_committed=may_be_committed, planned=planned
+            )
+
+        def work() -> tuple[Isolated[_Processed], Sequence[DeadLetter], Reading]:
+            found, letters = known, list[DeadLetter]()
             if emit.metas.excluded and self._isolation is not None:
                 found = self._isolation.tell_again(attempt, emit.metas, known, is_wanted)
             if searches and self._isolation is not None:
                 done = self._isolation.run(attempt, emit.metas, is_wanted)
             else:
                 done = self._without_left_out(attempt, emit.metas, spare)
-            if not done.metas.excluded:
-                return done, ()
             try:
-                if any(not one.record.is_late for one in done.found) and self._window is not None:
-                    self._window.require_few(attempt, done.metas, done.processed.result.records)
-                self._planning.check_size(done.metas)
-                return done, self._letters(attempt, done.metas, [*found, *done.found])
+                if done.metas.excluded:
+                    if any(not one.record.is_late for one in done.found) and self._window is not None:
+                        self._window.require_few(attempt, done.metas, done.processed.result.records)
+                    self._planning.check_size(done.metas)
+                    letters = self._letters(attempt, done.metas, [*found, *done.found])
+                return done, letters, check(done, letters)
             except BaseException:
                 self.release(done.processed.result)
                 raise
 
-        def done(worked: tuple[Isolated[_Processed], Sequence[DeadLetter]]) -> None:
-            isolated, letters = worked
+        def done(worked: tuple[Isolated[_Processed], Sequence[DeadLetter], Reading]) -> None:
+            isolated, letters, reading = worked
             result = isolated.processed.result
             batches.failures.time.ended()
             self._watcher.processed(attempt, result)
             if batches.is_active(attempt):
                 batches.timing(attempt.txid).merge_seconds = isolated.processed.merge_seconds
-                self._keep(emit, isolated, letters)
+                self._keep(emit, isolated, letters, reading)
                 if searches:
                     batches.failures.searched(has_found=bool(isolated.found))
                 if isolated.metas != emit.metas:
@@ -249,13 +272,14 @@ class Processing:
         self,
         attempt: TransactionAttempt,
         metas: BatchMetas[Any],
+        spare: int = 0,
         *,
         is_checked: bool = False,
         is_rehearsed: bool = False,
     ) -> _Processed:
         """Do to a batch what comes before its commit. `is_checked`: raise what a database would refuse; if
         one has refused the batch, or `is_rehearsed`, its commit is rehearsed."""
-        result = self._runner.run(attempt, self._retries.loaded(metas, attempt.txid))
+        result = self._runner.run(attempt, self._retries.loaded(metas, attempt.txid), spare)
         started = time.perf_counter()
         try:
             deltas = self._committer.prepare(result)
@@ -275,7 +299,7 @@ class Processing:
     ) -> Isolated[_Processed]:
         """Process a batch. It leaves out the up to `spare` records that its Spark tasks have left out; raises
         the first one's error if there are more."""
-        processed = self._process(attempt, replace(metas, spare=spare) if spare else metas)
+        processed = self._process(attempt, metas, spare)
         left_out = processed.result.left_out
         if len(left_out) > spare:
             self.release(processed.result)
@@ -306,7 +330,11 @@ class Processing:
         self._batches.carry_out(coordinator.leave_out(attempt, isolated.metas))
 
     def _keep(
-        self, emit: EmitBatch[Any], isolated: Isolated[_Processed], letters: Sequence[DeadLetter]
+        self,
+        emit: EmitBatch[Any],
+        isolated: Isolated[_Processed],
+        letters: Sequence[DeadLetter],
+        reading: Reading,
     ) -> None:
         attempt, processed = emit.attempt, isolated.processed
         result = processed.result
@@ -325,4 +353,5 @@ class Processing:
             attempts=failures.for_ledger(emit.metas, self._codec.encode_meta) if failures is not None else (),
             letters=letters,
             retried=isolated.metas.retried,
+            reading=reading,
         )

@@ -308,7 +308,8 @@ def _ledgers_of_one_batch(snapshot: Snapshot, codec: MetaCodec[Any]) -> Findings
         if differing:
             yield Finding(
                 "ledgers-differ", ERROR, f"{first.url} and {other.url}",
-                f"they have different attempts or ranges for txid {', '.join(map(str, differing[:_SHOWN]))}",
+                f"they have different attempts, ranges or records for txid "
+                f"{', '.join(map(str, differing[:_SHOWN]))}",
                 "one of them was changed, or restored beside the other: compare with backups",
             )  # fmt: skip
 
@@ -320,7 +321,8 @@ def _done(snapshot: Snapshot) -> int:
 
 
 def _is_same(one: BatchRecord, other: BatchRecord, codec: MetaCodec[Any]) -> bool:
-    if one.attempt != other.attempt:
+    made_from = [row.details["read"] for row in (one, other) if "read" in row.details]
+    if one.attempt != other.attempt or made_from[1:] not in ([], made_from[:1]):
         return False
     if one.metas == other.metas:
         return True

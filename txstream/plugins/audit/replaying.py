@@ -67,7 +67,8 @@ class TableReplay:
 
 @dataclass(frozen=True, slots=True)
 class BatchReplay:
-    """One batch. `records` came from the source now, `records_read` when it was committed. `tuples` are those
+    """One batch. `records` came from the source now, `records_read` when it was committed; `differs` says in
+    words what it was made from then and is not there now: records, or the schema of an id. `tuples` are those
     of the component that was asked for: `txid` and `task`, then its fields."""
 
     txid: Txid
@@ -76,6 +77,7 @@ class BatchReplay:
     records_read: int
     tables: tuple[TableReplay, ...]
     tuples: pa.Table | None = field(default=None, repr=False)
+    differs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,10 @@ class Replay:
 
     @property
     def same(self) -> bool:
-        """Whether at least one row could be compared, and all tables that could be are the same."""
-        return self.shown and all(table.same is not False for table in self.tables)
+        """Whether at least one row could be compared, and all tables that could be are the same, made from
+        the same records."""
+        made = any(batch.differs for batch in self.batches)
+        return self.shown and not made and all(table.same is not False for table in self.tables)
 
     @property
     def shown(self) -> bool:
@@ -154,6 +158,7 @@ def replay(
                     records_read=batch.records,
                     tables=tuple(compared),
                     tuples=None if wanted is None else wanted.tuples(batch, result),
+                    differs=tuple(batch.reading.differences(result.reading)),
                 )
             )
         if scratch is not None and into is not None:

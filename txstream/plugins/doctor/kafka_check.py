@@ -31,6 +31,7 @@ from txstream.plugins.tracked.builder import TrackedTopology
 from txstream.settings import Settings
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka.client import KafkaClient
+from txstream.spouts.kafka.compaction import WHAT_FOLLOWS, compacted
 from txstream.spouts.kafka.options import check_files
 from txstream.spouts.kafka.protocol import (
     EARLIEST,
@@ -93,6 +94,9 @@ def look_at_topics(
         found = source.selection.look(client, (), seconds)
         for name in found if source.selection.pattern is not None else source.selection.names:
             yield _topic(client, rights, name, found.get(name), seconds)
+        if context.is_transactional:
+            for name in compacted(client, found, seconds):
+                yield Check(f"kafka topic {name}, compaction", True, f"note: it is compacted; {WHAT_FOLLOWS}")
         if source.selection.pattern is not None and not found:
             yield Check(
                 "kafka topics", True, f"none matches {source.selection} yet; new ones are found later"

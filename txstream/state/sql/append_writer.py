@@ -67,9 +67,9 @@ class AppendWriter(TableWriter):
     ) -> None:
         """Write rows that may be there."""
         for chunk in chunks(deltas, self._upsert.chunk_rows):
-            written = self._upsert.execute(connection, chunk, attempt.txid)
+            written, may_lose = self._upsert.execute(connection, chunk, attempt.txid)
             answered()
-            self._prove(connection, attempt, chunk, written)
+            self._prove(connection, attempt, chunk, written, may_lose)
 
     def explain(
         self,

@@ -25,7 +25,7 @@ from txstream.core.semantics import OpaqueValue, Semantics, TransactionalValue
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.state.reading import StoredRow
 from txstream.state.records import TableSpec
-from txstream.state.values import check_text
+from txstream.state.values import check_column
 
 Key = tuple[Any, ...]
 """A key, in the Python types of the declared Arrow types."""
@@ -191,7 +191,7 @@ class RowRules:
                 f"{attempt}"
             ).of_row(self.spec.state.table, self.shown(key)) from error.__cause__
         if isinstance(merged, str) and isinstance(reducer, Custom):
-            check_text(self.spec.state.table, field.name, pa.chunked_array([[merged]]))
+            check_column(self.spec.state.table, field.name, pa.chunked_array([[merged]]), reducer)
         if merged is None or (type(merged) is int and fits(merged, field.type)):
             return merged
         try:
