@@ -374,6 +374,20 @@ def test_large_ones_are_retried_in_several_batches(
     assert len({status for _, status in rig.letters()}) > 1
 
 
+@BOTH
+def test_one_that_is_larger_than_a_batch_may_be_goes_alone_and_holds_up_no_other(
+    make: Any, spout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txstream.engine.letters.retries.MOST_BYTES", 3)
+    rig = make(spout)
+    Parse.bad = set()
+    rig.retry()
+    while any(status == "dead" for _, status in rig.letters()):
+        rig.test.commit()
+    assert rig.counts() == counted()
+    assert len({status for _, status in rig.letters()}) == 4
+
+
 # --- what is asked, stored and sent ------------------------------------------------------------------------
 
 

@@ -517,3 +517,18 @@ def test_what_is_no_avro_value_is_told_as_ever(how: str, data: bytes) -> None:
         found, unfit = decoder.read_fit([data])
         assert not unfit or "left over" in unfit[0]
         assert unfit or found.to_pylist() == expected
+
+
+@each("at", [0, 1, 2])
+def test_a_value_with_bytes_left_over_is_the_bad_one_and_none_beside_it(at: int) -> None:
+    schema = record(field("long", "n"))
+    values = [encoded(schema, {"n": number}) for number in range(3)]
+    values[at] += b"\x00\x00"
+    decoder = AvroDecoder(parsed(json.dumps(schema)), parsed(json.dumps(schema)))
+    found, unfit = decoder.read_fit(values)
+    assert unfit == {at: "bytes are left over behind it: 2"}
+    assert [row for number, row in enumerate(found.to_pylist()) if number != at] == [
+        {"n": number} for number in range(3) if number != at
+    ]
+    _, alone = decoder.read_fit(values[at : at + 1])
+    assert alone == {0: "bytes are left over behind it: 2"}
