@@ -34,7 +34,7 @@ from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
 from txstream.core.waits import wait_until
 from txstream.engine.letters.retry_policy import TxidFailures
 from txstream.engine.loop.report import BatchTiming
-from txstream.inspect.health import Health, Word, health, lately
+from txstream.inspect.health import Health, LeftOut, Word, health
 from txstream.testing import InProcessRunner, ManualClock, TopologyTest
 
 NOW = datetime.now(UTC)
@@ -50,24 +50,27 @@ def failing(*, may_pass: bool) -> FailingBatch:
 
 LOOKING = "looking for what fails in txid 12: 1 of 50,000 records left to try, N s so far"
 RETRY, DOOMED = failing(may_pass=True), failing(may_pass=False)
+LEFT_OUT = LeftOut(11, 3, NOW)
 RETRIED = "2 attempts of txid 12 failed"
 
 
 @each(
     "waits, batch, left_out, told",
     [
-        ((), None, 0, "healthy"),
-        ((), None, 3, "leaving out records: 3 records within a minute"),
-        ((SEARCH, AWAY), RETRY, 0, f"leaving out records: {LOOKING}"),
-        ((PAUSE,), None, 3, "paused"),
-        ((), RETRY, 3, f"retrying a batch: {RETRIED}"),
-        ((PAUSE,), RETRY, 0, f"retrying a batch: {RETRIED}"),
-        ((PAUSE, AWAY), RETRY, 0, f"waiting for the database since {NOW.astimezone():%H:%M:%S}"),
-        ((AWAY,), DOOMED, 0, f"failing: {RETRIED}"),
+        ((), None, None, "healthy"),
+        ((), None, LEFT_OUT, "leaving out records: 3 records of txid 11"),
+        ((), None, LEFT_OUT._replace(at=NOW - timedelta(hours=1)), "healthy"),
+        ((), None, LEFT_OUT._replace(at=None), "healthy"),
+        ((SEARCH, AWAY), RETRY, None, f"leaving out records: {LOOKING}"),
+        ((PAUSE,), None, LEFT_OUT, "paused"),
+        ((), RETRY, LEFT_OUT, f"retrying a batch: {RETRIED}"),
+        ((PAUSE,), RETRY, None, f"retrying a batch: {RETRIED}"),
+        ((PAUSE, AWAY), RETRY, None, f"waiting for the database since {NOW.astimezone():%H:%M:%S}"),
+        ((AWAY,), DOOMED, None, f"failing: {RETRIED}"),
     ],
 )
 def test_there_is_one_word_for_each_state(
-    waits: tuple[Wait, ...], batch: FailingBatch | None, left_out: int, told: str
+    waits: tuple[Wait, ...], batch: FailingBatch | None, left_out: LeftOut | None, told: str
 ) -> None:
     found = health(waits, batch, left_out)
     assert without_seconds(str(found)) == told
@@ -76,11 +79,6 @@ def test_there_is_one_word_for_each_state(
 
 def without_seconds(text: str) -> str:
     return re.sub(r"\d+ s so far", "N s so far", text)
-
-
-def test_what_was_left_out_an_hour_ago_is_over() -> None:
-    hour = NOW - timedelta(hours=1)
-    assert lately([(None, 5), (hour, 7), (datetime.now(UTC), 2)]) == 2
 
 
 def of(error: BaseException, times: int, *, hides_data: bool) -> bool:
@@ -175,7 +173,6 @@ def test_the_line_of_a_run_has_the_same_words() -> None:
     looking = describe(replace(line, waits=(SEARCH,), waiting_for="it"))
     assert without_seconds(looking).endswith(f", leaving out records: {LOOKING}")
     assert describe(replace(line, failing=RETRY)).endswith(f", retrying a batch: {RETRIED}")
-    last = BatchTiming(Txid(11), committed_at=datetime.now(UTC).timestamp(), dead_letters=3)
-    assert describe(replace(line, last=last)).endswith(", leaving out records: 3 records within a minute")
-    assert describe(replace(line, last=replace(last, committed_at=1.0))) == describe(line)
+    left_out = BatchTiming(Txid(11), committed_at=datetime.now(UTC).timestamp(), dead_letters=3)
+    assert describe(replace(line, left_out=left_out)).endswith(", leaving out records: 3 records of txid 11")
     assert str(Health(Word.PAUSED)) == "paused"

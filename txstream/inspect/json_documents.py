@@ -147,7 +147,7 @@ def failing_document(batch: FailingBatch) -> dict[str, Any]:
 
     return {
         "txid": batch.txid,
-        "status": "failing",
+        "status": "retrying" if batch.may_pass else "failing",
         "failed_attempts": batch.failed_attempts,
         "last_attempt": batch.attempt,
         "last_failed_at": batch.at.isoformat(),

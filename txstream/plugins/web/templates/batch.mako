@@ -1,7 +1,7 @@
 <%inherit file="layout.mako"/>
 <%namespace file="parts.mako" import="changed, problems"/>
 <%def name="title()">Txid ${txid} of ${id} · txstream</%def>
-<h1>Txid ${shown(txid)} <span class="state ${"running" if batch["status"] == "committed" else "failing"}">${batch["status"]}</span></h1>
+<h1>Txid ${shown(txid)} <span class="state ${batch["status"]}">${batch["status"]}</span></h1>
 <p class="paging">
 % if txid > 1:
 <a rel="prev" href="${address(id, "batches", str(txid - 1))}">← txid ${txid - 1}</a>
