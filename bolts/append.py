@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txstream.api.bolts import OutputFieldsDeclarer, StateCommitter
 from txstream.api.reducers import Put
 from txstream.api.retention import refuse_late
 from txstream.api.schema import format_type
-from txstream.api.state import SqlTable
+from txstream.api.state import REMOVED, SqlTable
 from txstream.api.tuples import Chunk, Tuple, one_row
-from txstream.bolts.sql import holds
-from txstream.core.errors import StateValueError, TopologyError
+from txstream.bolts.removals import Removal
+from txstream.bolts.sql import holds, refuse_nulls, refuse_unfit, refuse_unfit_keys
+from txstream.core.errors import TopologyError
 from txstream.state.row_fold import RowFold
 
 _PLACE = ("topic", "partition", "offset")
@@ -26,8 +26,11 @@ class SqlAppendBolt(StateCommitter):
     Columns are filled from the input's fields of the same names, in any grouping. With "ignore" or "replace",
     several rows of one key in one batch become one: the first, or the last, in the order of the fields
     `order_by`, by default those of topic, partition and offset that the input has. Across batches the order
-    is that of the batches. A tuple with a null or NaN in its key, or with NaN in a value, ends the run with
-    StateValueError; so does a second row of one key where `on_conflict` is "fail".
+    is that of the batches. A tuple with a null in its key, or with a value that no database keeps (NaN, NUL
+    in text, a year beyond 9999), ends the run with StateValueError or becomes a dead letter; so does a second
+    row of one key where `on_conflict` is "fail". A tuple that the table's `removed_by` marks removes the row
+    of its key; what else it has does not matter. With `sequence_by`, that column orders the rows of a batch
+    before all others, and may not be null.
     """
 
     state: SqlTable
@@ -37,6 +40,7 @@ class SqlAppendBolt(StateCommitter):
             raise TopologyError(f"SqlAppendBolt takes a SqlTable, not {type(table).__name__}")
         self.state = table
         self.reducers = {name: Put() for name in table.value_names}
+        self.removal = None if table.removed_by is None else Removal(table)
         self.order_by = (order_by,) if isinstance(order_by, str) else tuple(order_by)
         self._asked_order = self.order_by
         if self.order_by and table.on_conflict == "fail":
@@ -47,7 +51,11 @@ class SqlAppendBolt(StateCommitter):
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         table = self.state
+        if self.removal is not None:
+            self.removal.check(declarer)
         for column in (*table.key_schema, *table.value_schema):
+            if column.name == REMOVED:
+                continue
             if any(column.name not in schema.names for schema in declarer.inputs):
                 raise TopologyError(
                     f"component {declarer.component!r}: its input has no field {column.name!r} for that "
@@ -74,6 +82,9 @@ class SqlAppendBolt(StateCommitter):
                 f"component {declarer.component!r}: say by order_by= which fields order the rows of one key "
                 f"in a batch; the input has no topic, partition or offset"
             )
+        sequence = self.state.sequence_by
+        if sequence is not None and sequence not in self.order_by[:1]:
+            self.order_by = (sequence, *self.order_by)
         for name in self.order_by:
             declarer.input_field(name)
 
@@ -81,26 +92,16 @@ class SqlAppendBolt(StateCommitter):
         self.execute_chunk(one_row(tup._chunk, tup._row))
 
     def execute_chunk(self, chunk: Chunk) -> None:
-        for name in self.state.key_names:
-            column = chunk.batch.column(chunk.index[name])
-            if column.null_count:
-                self._refuse(chunk, pc.is_null(column), f"key column {name!r}", "a null")
-        for name in (*self.state.key_names, *self.state.value_names):
-            column = chunk.batch.column(chunk.index[name])
-            if pa.types.is_floating(column.type):
-                wrong = pc.fill_null(pc.is_nan(column), fill_value=False)
-                if pc.any(wrong).as_py():
-                    self._refuse(chunk, wrong, f"column {name!r}", "nan")
+        refuse_unfit_keys(self.state, chunk)
+        if self.state.sequence_by is not None:
+            refuse_nulls(
+                self.state, chunk, f"the sequence, column {self.state.sequence_by!r}", self.state.sequence_by
+            )
+        for column in self.state.value_schema:
+            if column.name != REMOVED:
+                refuse_unfit(self.state, chunk, f"column {column.name!r}", column.name, column.type)
         refuse_late(self.state, self.horizon, chunk)
-        self.fold.add(chunk.batch)
-
-    def _refuse(self, chunk: Chunk, wrong: pa.Array, what: str, got: str) -> None:
-        row = pc.index(wrong, pa.scalar(True)).as_py()
-        found = next(one_row(chunk, row).tuples())
-        raise StateValueError(
-            f"{what} of table {self.state.table!r} got {got}, in {found!r}; filter such tuples out before "
-            f"the table"
-        )
+        self.fold.add(chunk.batch if self.removal is None else self.removal.marked(chunk.batch))
 
     def deltas(self) -> pa.Table:
         """Return this task's rows as `RowFold.partial` does: keys, then values, then what orders them."""

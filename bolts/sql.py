@@ -15,7 +15,8 @@ from txstream.api.state import SqlState, SqlTable
 from txstream.api.tuples import Chunk, Tuple, one_row
 from txstream.bolts.reducer_checks import check_reducers
 from txstream.core.errors import StateValueError, TopologyError
-from txstream.state.folding import bound, new_fold
+from txstream.state.folding import bound, first_unfit, new_fold
+from txstream.state.values import first_refused
 
 _BIGINT_DIGITS = 19
 
@@ -25,8 +26,9 @@ class SqlStateBolt(StateCommitter):
 
     Each value column has a reducer, by default `Sum` of the field of that name. Key columns are filled from
     the input's fields of the same names. Group the input by the key or a part of it. A tuple with a null in
-    its key, or with NaN in a key or in a value other than a count or a custom one, ends the run with
-    StateValueError: a row without a key could not be found again, and a sum would stay NaN.
+    its key, or with a value that no database keeps (NaN, NUL in text, a year beyond 9999), other than for a
+    count or a custom reducer, ends the run with StateValueError or becomes a dead letter: a row without a key
+    could not be found again, and a sum would stay NaN.
     """
 
     def __init__(self, state: SqlState, **reducers: Reducer) -> None:
@@ -76,40 +78,73 @@ class SqlStateBolt(StateCommitter):
         self.execute_chunk(one_row(tup._chunk, tup._row))
 
     def execute_chunk(self, chunk: Chunk) -> None:
-        for name in self.state.key_names:
-            column = chunk.batch.column(chunk.index[name])
-            if column.null_count:
-                self._refuse(
-                    chunk,
-                    pc.is_null(column),
-                    f"key column {name!r}",
-                    "a null",
-                    "filter such tuples out before the state or give them a key",
-                )
-            self._refuse_nan(chunk, column, f"key column {name!r}")
-        for name, reducer in self.reducers.items():
-            # Arrow's minimum skips NaN, but a database's may be NaN. A sum would stay NaN for ever.
-            if reducer.field is not None and not isinstance(reducer, (Count, Custom)):
-                column = chunk.batch.column(chunk.index[reducer.field])
-                self._refuse_nan(chunk, column, f"value column {name!r}")
+        refuse_unfit_keys(self.state, chunk)
+        for column in self.state.value_schema:
+            reducer = self.reducers[column.name]
+            if reducer.field is None or isinstance(reducer, (Count, Custom)):
+                continue
+            is_sum = reducer.merge == "sum"
+            # A single value may be too large for its column; a sum is known when all have been added.
+            fits = None if is_sum else column.type
+            refuse_unfit(
+                self.state, chunk, f"value column {column.name!r}", reducer.field, fits, summed=is_sum
+            )
         refuse_late(self.state, self.horizon, chunk)
         self.fold.add(chunk.batch)
-
-    def _refuse_nan(self, chunk: Chunk, column: pa.Array, what: str) -> None:
-        if pa.types.is_floating(column.type):
-            wrong = pc.is_nan(column)
-            if pc.any(wrong).as_py():
-                self._refuse(chunk, wrong, what, "nan", "filter such tuples out before the state")
-
-    def _refuse(self, chunk: Chunk, wrong: pa.Array, what: str, got: str, remedy: str) -> None:
-        row = pc.index(wrong, pa.scalar(True)).as_py()
-        found = next(one_row(chunk, row).tuples())
-        raise StateValueError(f"{what} of table {self.state.table!r} got {got}, in {found!r}; {remedy}")
 
     def deltas(self) -> pa.Table:
         """Return this task's deltas as `Fold.partial` does: one row per key, keys first, then one delta per
         value column."""
         return self.fold.partial()
+
+
+def refuse_unfit_keys(state: SqlState, chunk: Chunk) -> None:
+    """Raise StateValueError for the first tuple with a key that no row can have."""
+    for name in state.key_names:
+        refuse_nulls(state, chunk, f"key column {name!r}", name, " or give them a key")
+        refuse_unfit(state, chunk, f"key column {name!r}", name)
+
+
+def refuse_nulls(state: SqlState, chunk: Chunk, what: str, field: str, remedy: str = "") -> None:
+    """Raise StateValueError for the first tuple whose field is null."""
+    column = chunk.batch.column(chunk.index[field])
+    if column.null_count:
+        row = pc.index(pc.is_null(column), pa.scalar(True)).as_py()
+        raise _refused(state, chunk, row, what, " got a null", remedy)
+
+
+def refuse_unfit(
+    state: SqlState,
+    chunk: Chunk,
+    what: str,
+    field: str,
+    fits: pa.DataType | None = None,
+    *,
+    summed: bool = False,
+) -> None:
+    """Raise StateValueError for the first tuple with a value that no database keeps, or that does not fit the
+    column's type. It is known here, with its tuple, and no database is asked."""
+    column = chunk.batch.column(chunk.index[field])
+    found = first_refused(column, summed=summed)
+    if found is None and fits is not None and not column.type.equals(fits):
+        try:
+            column.cast(fits)
+        except pa.ArrowInvalid:
+            row = first_unfit(column, fits)
+            found = row, f" ({format_type(fits)}) cannot hold {column[row].as_py()}"
+    if found is not None:
+        raise _refused(state, chunk, found[0], what, found[1])
+
+
+def _refused(
+    state: SqlState, chunk: Chunk, row: int, what: str, got: str, remedy: str = ""
+) -> StateValueError:
+    found = next(one_row(chunk, row).tuples())
+    error = StateValueError(
+        f"{what} of table {state.table!r}{got}, in {found!r}; filter such tuples out before the state{remedy}"
+    )
+    error.at = row
+    return error
 
 
 def holds(column: pa.DataType, result: pa.DataType) -> bool:

@@ -1,4 +1,4 @@
-"""JSON values as typed columns: the strict reader behind `KafkaSource(..., value_format="json")`.
+"""JSON values as typed columns: the strict reader behind `KafkaSource(..., decode=Decode("json"))`.
 
 Invariants:
 
@@ -42,9 +42,17 @@ import pyarrow as pa
 from txstream.api.schema import format_type, parse_schema
 from txstream.core.errors import SchemaError
 from txstream.spouts.formats.json_columns import SIMPLE_TYPES, MisfitError, kind_of, read_fields, shown
+from txstream.spouts.formats.json_paths import Pick, parse_picks, read_picks
 from txstream.spouts.formats.unfit_values import converted, in_rows, refuse_first
 
 _SLICE_ROWS = 4096  # a fifth faster than 50,000 rows at once, whose dicts overflow the processor's cache
+
+
+def json_picks(declaration: str | pa.Schema) -> tuple[Pick, ...]:
+    """As `json_schema`; a declaration may have paths and functions of times (`json_paths`)."""
+    picks = parse_picks(declaration)
+    json_schema(pa.schema([pick.field for pick in picks]))
+    return picks
 
 
 def json_schema(declaration: str | pa.Schema) -> pa.Schema:
@@ -82,10 +90,13 @@ def _check_type(data_type: pa.DataType, path: str) -> None:
 
 
 class JsonReader:
-    """Reads values by a schema that `json_schema` has checked. Keeps no state between calls."""
+    """Reads values by a schema that `json_schema` has checked, or by `picks`. Keeps nothing between calls."""
 
-    def __init__(self, schema: pa.Schema, *, replace_invalid_utf8: bool = False) -> None:
+    def __init__(
+        self, schema: pa.Schema, *, replace_invalid_utf8: bool = False, picks: Sequence[Pick] = ()
+    ) -> None:
         self._type = pa.struct(list(schema))
+        self._picks = picks if any(one.unit or one.path != (one.field.name,) for one in picks) else ()
         self._errors = "replace" if replace_invalid_utf8 else "strict"
         self._decoder = json.JSONDecoder(
             parse_float=Decimal if _has_decimal(self._type) else None,
@@ -123,8 +134,11 @@ class JsonReader:
             except MisfitError as misfit:
                 unfit[len(rows)] = misfit.reason
                 rows.append({})
-        arrays = converted(rows, lambda some: read_fields(some, self._type), unfit)
+        arrays = converted(rows, self._columns, unfit)
         return in_rows(arrays, unfit, len(rows)), unfit
+
+    def _columns(self, rows: Sequence[dict[str, Any]]) -> list[pa.Array]:
+        return read_picks(rows, self._picks) if self._picks else read_fields(rows, self._type)
 
     def _parse(self, values: Iterable[bytes | None], rows: list[dict[str, Any]]) -> None:
         """Append to `rows`. When it raises, `len(rows)` is the row of the value that is not a JSON object."""

@@ -2,7 +2,7 @@
 
 JSON is here. Every other format comes in by an entry point of an installed package, Avro and Protobuf, which
 this wheel has, as well as a stranger's: in the group `txstream.value_formats`, with the name that
-`KafkaSource(value_format=NAME)` says. Its object is called with `FormatArguments`, on the driver, when a
+`KafkaSource(decode=Decode(NAME))` says. Its object is called with `FormatArguments`, on the driver, when a
 source is made, and returns a `ValueFormat`; usually it is the class itself.
 """
 
@@ -18,7 +18,8 @@ import pyarrow as pa
 from txstream.api.spouts import SpoutContext
 from txstream.core.entry_points import VALUE_FORMATS, load, names
 from txstream.core.errors import SchemaError, UsageError
-from txstream.spouts.formats.json_values import JsonReader, json_schema
+from txstream.spouts.formats.json_paths import Pick
+from txstream.spouts.formats.json_values import JsonReader, json_picks
 from txstream.spouts.formats.unfit_values import BadValueError as BadValueError, refuse_first
 
 
@@ -69,6 +70,15 @@ def read_fit(reader: ValueReader, values: Sequence[bytes | None]) -> tuple[pa.Ar
                 raise
             unfit[bad.row] = bad.reason
             left[bad.row] = None
+
+
+def take_fetched(reader: ValueReader) -> Mapping[str, str]:
+    """Return fingerprints of what a reader has fetched and read by since the last call, by name ("schema 7").
+    A name stands for the same for ever; another fingerprint ends the run. A reader that fetches something has
+    a method `take_fetched` for this."""
+    own = getattr(reader, "take_fetched", None)
+    found: Mapping[str, str] = {} if own is None else own()
+    return found
 
 
 class ValueService(Protocol):
@@ -125,6 +135,7 @@ class JsonFormat(ValueFormat):
 
     schema: pa.Schema
     replaces_invalid_utf8: bool
+    picks: tuple[Pick, ...] = ()
 
     @classmethod
     def made(cls, given: FormatArguments) -> JsonFormat:
@@ -132,7 +143,8 @@ class JsonFormat(ValueFormat):
             raise SchemaError(
                 "the fields of its objects, such as 'user string, amount decimal(10,2)', or an Arrow schema"
             )
-        return cls(json_schema(given.schema), given.errors == "replace")
+        picks = json_picks(given.schema)
+        return cls(pa.schema([pick.field for pick in picks]), given.errors == "replace", picks)
 
     @property
     def type(self) -> pa.DataType:
@@ -145,7 +157,9 @@ class JsonFormat(ValueFormat):
 class _JsonObjects:
     def __init__(self, read_as: JsonFormat) -> None:
         self._fields = list(read_as.schema)
-        self._reader = JsonReader(read_as.schema, replace_invalid_utf8=read_as.replaces_invalid_utf8)
+        self._reader = JsonReader(
+            read_as.schema, replace_invalid_utf8=read_as.replaces_invalid_utf8, picks=read_as.picks
+        )
 
     def read(self, values: Sequence[bytes | None]) -> pa.Array:
         array, unfit = self.read_fit(values)

@@ -11,6 +11,8 @@ from txstream import (
     BatchBolt,
     Committer,
     Count,
+    Decode,
+    KafkaSource,
     NonTransactionalSpout,
     OpaqueSpout,
     SqlState,
@@ -155,4 +157,20 @@ def tops(spout: Any = OpaqueSpout, tasks: int = 1) -> Topology:
     builder.set_bolt("top", TopWord(), tasks).shuffle_grouping("lines")
     state = SqlState("tops", key="word string", value="n bigint")
     builder.set_bolt("store", SqlStateBolt(state, n=Count())).fields_grouping("top", "word")
+    return builder.build()
+
+
+def orders(is_kafka: bool = True) -> Topology:
+    """Sums by time: what a topic of JSON holds, or the same columns in memory."""
+    schema = "user string, at timestamp, price decimal(10,2)"
+    source: Any = MemorySpout(schema, {})
+    if is_kafka:
+        schema = schema.replace("user string", "user struct<id:string>")
+        columns = ("topic", "offset")
+        source = KafkaSource("orders", decode=Decode("json", schema), kafka_columns=columns)
+    builder = TransactionalTopologyBuilder("orders", "orders", OpaqueSpout(source))
+    state = SqlState("orders", "at timestamp", "price decimal(20,2)")
+    builder.set_committer_bolt("store", SqlStateBolt(state, price=Sum("price"))).fields_grouping(
+        "orders", "at"
+    )
     return builder.build()

@@ -66,6 +66,30 @@ def test_rows_come_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert status == 0
 
 
+def test_lines_of_a_topic_are_read_as_its_source_reads_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    line = '{"user": {"id": "anna"}, "at": "2026-11-28T10:59:00Z", "price": "12.50", "ignored": [1]}'
+    rows.write_text(f"{line}\n{line}\n")
+    arguments = ["support.simulated:orders", "--rows", str(rows), "--schedules", "3"]
+    assert run(capsys, *arguments)[::2] == (0, "")
+    rows.write_text(line + '\n{"at": "10 o\'clock"}\n')
+    status, _, err = run(capsys, *arguments)
+    assert status == 2
+    assert "rows.jsonl, line 2 does not fit" in err
+    assert "is not a timestamp with a zone" in err
+
+
+def test_rows_of_another_source_have_times_and_decimals_as_text(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"user": "anna", "at": "2026-11-28T10:59:00Z", "price": "12.50"}\n' * 2)
+    arguments = ["support.simulated:orders", "-p", "is_kafka=false", "--rows", str(rows), "--schedules", "3"]
+    assert run(capsys, *arguments)[::2] == (0, "")
+
+
 @pytest.mark.soak
 def test_what_shows_nothing_ends_with_status_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"

@@ -7,6 +7,8 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,11 +20,15 @@ from txstream import (
     BatchBolt,
     Count,
     DeadLetters,
+    Max,
     MemorySpout,
     OpaqueSpout,
     OutputCollector,
+    SqlAppendBolt,
     SqlState,
     SqlStateBolt,
+    SqlTable,
+    Sum,
     TransactionalSpout,
     TransactionalTopologyBuilder,
     Tuple,
@@ -30,7 +36,7 @@ from txstream import (
 )
 from txstream.api.spouts import SpoutContext, Unfit
 from txstream.core.batch_metas import BatchMetas
-from txstream.core.errors import BoltError, DecodeError, ShortBatchError
+from txstream.core.errors import BoltError, DecodeError, ShortBatchError, StateValueError
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.messages import ANSWER, Answer, Element, WorkOrder
@@ -298,15 +304,15 @@ def test_an_offset_that_was_counted_over_a_gap_is_not_believed(tmp_path: Path) -
     with Compacted("word string", {"p": WORDS}) as source:
         runner = InProcessRunner(plan_of(source), width=1)
         with pytest.raises(BoltError, match="is no word"):
-            runner.run(ATTEMPT, metas_of(spare=100))
+            runner.run(ATTEMPT, metas_of(), 100)
 
 
 ATTEMPT = TransactionAttempt(Txid(1), AttemptId(7))
 
 
-def metas_of(spare: int, words: Sequence[str] = WORDS, parts: int = 1) -> BatchMetas[MemoryRange]:
+def metas_of(words: Sequence[str] = WORDS, parts: int = 1) -> BatchMetas[MemoryRange]:
     each = len(words) // parts
-    return BatchMetas({"pqr"[at]: MemoryRange(0, each) for at in range(parts)}, spare=spare)
+    return BatchMetas({"pqr"[at]: MemoryRange(0, each) for at in range(parts)})
 
 
 class Passes(BatchBolt):
@@ -351,15 +357,15 @@ def plan_of(
 def test_a_spark_task_leaves_out_no_more_than_the_batch_may() -> None:
     with MemorySpout("word string", {"p": WORDS}) as source:
         runner = InProcessRunner(plan_of(source), width=1)
-        assert len(runner.run(ATTEMPT, metas_of(spare=3)).left_out) == 3
+        assert len(runner.run(ATTEMPT, metas_of(), 3).left_out) == 3
         for spare in (2, 0):
             with pytest.raises(BoltError, match="is no word"):
-                runner.run(ATTEMPT, metas_of(spare=spare))
+                runner.run(ATTEMPT, metas_of(), spare)
 
 
 def test_a_bolt_behind_an_exchange_knows_whose_tuples_it_gets() -> None:
     with MemorySpout("word string", {"p": WORDS[:30], "q": WORDS[30:]}) as source:
-        found = InProcessRunner(plan_of(source, exchange=True), width=2).run(ATTEMPT, metas_of(3, parts=2))
+        found = InProcessRunner(plan_of(source, exchange=True), width=2).run(ATTEMPT, metas_of(parts=2), 3)
     assert sorted((one.partition, one.offset) for one in found.left_out) == [("p", 11), ("q", 10), ("q", 29)]
     assert found.records == 57
     words = [
@@ -392,7 +398,7 @@ class Recomputed(InProcessRunner):
         inboxes = super().exchange(elements, width)
         if width == 2 and len(answers_of(elements)) == 2:
             Whim.now = self.whims
-            order = work_order(ATTEMPT, metas_of(9, parts=2), self.plan, self.slots, width=2)
+            order = work_order(ATTEMPT, metas_of(parts=2), self.plan, self.slots, width=2, spare=9)
             inboxes[1] = super().exchange(first_stage(self.plan, order), width)[1]
         return inboxes
 
@@ -401,12 +407,12 @@ def test_parts_of_two_executions_that_left_out_different_records_never_meet() ->
     with MemorySpout("word string", {"p": WORDS[:30], "q": WORDS[30:]}) as source:
         plan = plan_of(source, Whim())
         Whim.now = {"bad"}
-        found = Recomputed(plan, {"bad"}).run(ATTEMPT, metas_of(9, parts=2))
+        found = Recomputed(plan, {"bad"}).run(ATTEMPT, metas_of(parts=2), 9)
         assert sorted((one.partition, one.offset) for one in found.left_out) == [("p", 11), ("q", 29)]
         for first, second in (({"bad"}, set()), (set(), {"bad"}), ({"bad"}, {"bad-too"})):
             Whim.now = set(first)
             with pytest.raises(ShortBatchError, match="left out other records when computed again"):
-                Recomputed(plan, set(second)).run(ATTEMPT, metas_of(9, parts=2))
+                Recomputed(plan, set(second)).run(ATTEMPT, metas_of(parts=2), 9)
 
 
 def test_the_commit_phase_leaves_out_the_same_records_or_fails() -> None:
@@ -415,12 +421,12 @@ def test_the_commit_phase_leaves_out_the_same_records_or_fails() -> None:
         plan = plan_of(source, Whim(), commit=True)
         Whim.now = {"bad"}
         runner = InProcessRunner(plan, width=2)
-        result = runner.run(ATTEMPT, metas_of(9, parts=2))
-        order = result.to_commit(work_order(ATTEMPT, metas_of(9, parts=2), plan, {}, width=2), None)
+        result = runner.run(ATTEMPT, metas_of(parts=2), 9)
+        order = result.to_commit(work_order(ATTEMPT, metas_of(parts=2), plan, {}, width=2, spare=9), None)
         assert order == WorkOrder.from_json(order.to_json())
 
         Whim.now = {"bad"}
-        before = first_stage(plan, work_order(ATTEMPT, metas_of(9, parts=2), plan, {}, width=2))
+        before = first_stage(plan, work_order(ATTEMPT, metas_of(parts=2), plan, {}, width=2, spare=9))
         Whim.now = set()  # they would pass now
         again = first_stage(plan, order)
         assert [element for element in again if element[0] != ANSWER] == [
@@ -432,9 +438,108 @@ def test_the_commit_phase_leaves_out_the_same_records_or_fails() -> None:
         assert "w1" in failure.message
 
         Whim.now = {"bad-too"}
-        other = InProcessRunner(plan, width=2).run(ATTEMPT, metas_of(9, parts=2))
+        other = InProcessRunner(plan, width=2).run(ATTEMPT, metas_of(parts=2), 9)
         with pytest.raises(ShortBatchError, match="left out other records when computed again"):
             runner.commit(ATTEMPT, replace(result, kept=other.kept), None)
         assert (
             sum(table["n"].to_numpy().sum() for table in runner.commit(ATTEMPT, result).deltas["store"]) == 58
         )
+
+
+# --- what a state refuses ---------------------------------------------------------------------------------
+
+DAY = date(2026, 1, 1)
+SCHEMA = "word string, x double, d date, n bigint, m bigint"
+ROWS: list[tuple[Any, ...]] = [(f"w{number % 7}", 1.0, DAY, number, number) for number in range(60)]
+UNFIT: dict[int, tuple[Any, ...]] = {
+    11: (None, 1.0, DAY, 11, 11),
+    12: ("a\0b", 1.0, DAY, 12, 12),
+    40: ("w1", float("nan"), DAY, 40, 40),
+    59: ("w1", 1.0, DAY, 59, 2**40),
+}
+for at, unfit in UNFIT.items():
+    ROWS[at] = unfit
+UNFIT_PLACES = ["p@11", "p@12", "q@10", "q@29"]
+MERGED = SqlStateBolt(
+    SqlState("counts", "word string", "n bigint, x double, top int"), n=Count(), x=Sum("x"), top=Max("m")
+)
+APPENDED = SqlAppendBolt(SqlTable("counts", "x double, d date, m int", key="word string, n bigint"))
+
+
+@BOTH
+@pytest.mark.parametrize("store", [MERGED, APPENDED], ids=["merged", "appended"])
+def test_what_a_state_behind_the_source_refuses_is_left_out_in_the_first_attempt(
+    spout: Any, store: Any, tmp_path: Path
+) -> None:
+    with MemorySpout(SCHEMA, {"p": ROWS[:30], "q": ROWS[30:]}) as source:
+        builder = TransactionalTopologyBuilder("rows", "rows", spout(source), dead_letters=ALL)
+        builder.set_committer_bolt("store", store, parallelism=2).fields_grouping("rows", "word")
+        with TopologyTest(builder, database=f"sqlite:///{tmp_path}/state.db") as test:
+            test.run()
+            assert len(test.attempts(1)) == 1
+    connection = sqlite3.connect(tmp_path / "state.db")
+    total = "SUM(n)" if store is MERGED else "COUNT(*)"
+    assert connection.execute(f"SELECT {total} FROM counts").fetchall() == [(56,)]
+    letters = "SELECT place, component, exception FROM txstream_dead_letter ORDER BY place"
+    assert connection.execute(letters).fetchall() == [
+        (place, "store", "StateValueError") for place in UNFIT_PLACES
+    ]
+    connection.close()
+
+
+def test_without_dead_letters_the_worker_that_has_the_tuple_says_what_is_wrong_with_it(
+    tmp_path: Path,
+) -> None:
+    for number, row in enumerate(UNFIT.values()):
+        with (
+            MemorySpout(SCHEMA, {"p": [*ROWS[:3], row, *ROWS[3:9]]}) as source,
+            TopologyTest(plain(source), database=f"sqlite:///{tmp_path}/{number}.db") as test,
+            pytest.raises(StateValueError) as ended,
+        ):
+            test.run()
+        assert ended.value.component == "store"
+        assert f"in Tuple(word={row[0]!r}" in str(ended.value)
+
+
+def plain(source: MemorySpout) -> TransactionalTopologyBuilder:
+    builder = TransactionalTopologyBuilder("rows", "rows", OpaqueSpout(source))
+    builder.set_committer_bolt("store", MERGED).fields_grouping("rows", "word")
+    return builder
+
+
+class Converts(BasicBolt):
+    """Emits what its stream cannot hold: an infinite decimal, a number beyond 64 bits, text that is none."""
+
+    output = "word string, price decimal(10,2), n bigint"
+    wrong: ClassVar[dict[int, tuple[Any, ...]]] = {
+        11: ("a", Decimal("Infinity"), 1),
+        40: ("a", Decimal(1), 2**70),
+        59: ("\ud800", Decimal(1), 1),
+    }
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        collector.emit(("w", Decimal(1), 1))
+        collector.emit(self.wrong.get(tup["n"], ("w", Decimal(1), 1)))
+
+
+@BOTH
+def test_a_tuple_that_makes_a_value_that_its_stream_cannot_hold_is_left_out_in_the_first_attempt(
+    spout: Any, tmp_path: Path
+) -> None:
+    rows = [("w", 1.0, DAY, number, number) for number in range(60)]
+    with MemorySpout(SCHEMA, {"p": rows[:30], "q": rows[30:]}) as source:
+        builder = TransactionalTopologyBuilder("rows", "rows", spout(source), dead_letters=ALL)
+        builder.set_bolt("convert", Converts(), parallelism=2).shuffle_grouping("rows")
+        state = SqlState("counts", "word string", "n bigint")
+        store = builder.set_committer_bolt("store", SqlStateBolt(state, n=Sum("n")))
+        store.fields_grouping("convert", "word")
+        with TopologyTest(builder, database=f"sqlite:///{tmp_path}/state.db") as test:
+            test.run()
+            assert len(test.attempts(1)) == 1
+    connection = sqlite3.connect(tmp_path / "state.db")
+    assert connection.execute("SELECT word, n FROM counts").fetchall() == [("w", 2 * 57)]
+    letters = "SELECT place, component, exception FROM txstream_dead_letter ORDER BY place"
+    assert connection.execute(letters).fetchall() == [
+        (place, "convert", "TupleError") for place in ("p@11", "q@10", "q@29")
+    ]
+    connection.close()

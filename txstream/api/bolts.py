@@ -284,7 +284,9 @@ class StateCommitter(BatchBolt, Committer):
     """A committer that stores deltas in a table; the engine commits them with the fence and the ledger.
 
     Its tasks fold tuples into deltas in the processing phase, wherever the tuples are. The deltas of all
-    tasks are merged before the one write per key, so the tasks never contend for a key.
+    tasks are merged before the one write per key, so the tasks never contend for a key. An error of
+    `execute_chunk` that says at which row (`at`) has kept nothing of the chunk: without that tuple, the chunk
+    may be given again.
     """
 
     state: SqlState

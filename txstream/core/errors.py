@@ -16,10 +16,11 @@ class TxstreamError(Exception):
     """Root of all txstream errors. `without_data`, where known, is the message without user code's words, and
     `record` says where in the source the record is that it is about. `component`, `kind` and `words`: who
     failed, the class of what was raised there, and its message, if a worker reported it; `given`: the tuple
-    that was processed there, as the engine looks for it. `ends_run`: no
-    further attempt is made, because too many records of the batch fail. `story`: if it ended a
-    run, the coordinator's last events and commands, the oldest first, a line each. `shows_story`: whether the
-    command line shows the end of it without being asked to.
+    that was processed there, as the engine looks for it. `at`: the row of the first tuple to blame, of those
+    that a bolt was to take, if it has kept none of them, or that it has emitted. `ends_run`: no further
+    attempt is made, because too many records of the batch fail. `story`: if it ended a run, the coordinator's
+    last events and commands, the oldest first, a line each. `shows_story`: whether the command line shows the
+    end of it without being asked to.
 
     Message and notes can be stored and shown anywhere (`storable`), whatever user code or a service said.
     """
@@ -33,6 +34,7 @@ class TxstreamError(Exception):
     kind: str | None = None
     words: str | None = None
     given: Any = None
+    at: int | None = None
     ends_run: bool = False
 
     def __init__(self, *parts: object) -> None:
@@ -90,6 +92,11 @@ class ShortBatchError(BatchFailedError):
 class DataLostError(TxstreamError):
     """The planned range no longer exists in the log (retention, a topic deleted and created again), or
     the plan ends beyond the log's end. Never skipped silently."""
+
+
+class InputChangedError(TxstreamError):
+    """What a batch reads is not what was read before: records of a batch that a database may have committed
+    are gone, or the id of a schema means another schema. The message says what was expected and found."""
 
 
 class DecodeError(TxstreamError):
@@ -178,6 +185,10 @@ class TxidRegressionError(CorruptStateError):
 
 class MetaTooLargeError(TxstreamError):
     """A batch's metas exceed what one ZooKeeper request can carry (1 MiB)."""
+
+
+class TooManyDeadLettersError(TxstreamError):
+    """Of the latest records, more fail by themselves than may become dead letters: a bug."""
 
 
 class CoordinatorError(TxstreamError):

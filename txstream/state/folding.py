@@ -22,6 +22,7 @@ from txstream.api.schema import format_type
 from txstream.api.state import SqlTable
 from txstream.core.errors import StateValueError
 from txstream.state.row_fold import RowFold
+from txstream.state.values import normal_keys
 
 # So much is folded at once.
 _FOLDED_ROWS = 10_000
@@ -130,7 +131,7 @@ class Fold:
         try:
             return column.cast(field.type)
         except pa.ArrowInvalid as error:
-            row = _first_unfit(column, field.type)
+            row = first_unfit(column, field.type)
             raise self.refused(
                 merged.columns[: len(self.keys)],
                 row,
@@ -141,7 +142,7 @@ class Fold:
     # --- the two steps ------------------------------------------------------------------------------
 
     def _fold_tuples(self, table: pa.Table) -> pa.Table:
-        keys = [_normal(table.column(key)) for key in self.keys]
+        keys = [normal_keys(table.column(key)) for key in self.keys]
         work = _Work(self, keys, table.num_rows)
         for name, reducer in self.reducers.items():
             if isinstance(reducer, Count) and reducer.field is None:
@@ -279,11 +280,6 @@ class _Work:
             ) from error
 
 
-def _normal(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a key column in which equal keys are identical: -0.0 becomes 0.0."""
-    return pc.add(column, pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column
-
-
 def _in_order(columns: list[pa.ChunkedArray]) -> pa.Array:
     """Return the row numbers sorted by these columns in turn, nulls first."""
     table = pa.table({str(place): column for place, column in enumerate(columns)})
@@ -325,7 +321,8 @@ def _width(data_type: pa.DataType) -> int:
     return data_type.precision if pa.types.is_decimal(data_type) else 0
 
 
-def _first_unfit(column: pa.ChunkedArray, data_type: pa.DataType) -> int:
+def first_unfit(column: pa.Array | pa.ChunkedArray, data_type: pa.DataType) -> int:
+    """Return the first row whose value cannot be cast."""
     for row in range(len(column)):
         try:
             column.slice(row, 1).cast(data_type)

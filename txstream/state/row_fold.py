@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txstream.api.schema import format_type
 from txstream.api.state import SqlTable
-from txstream.core.errors import StateValueError
+from txstream.state.values import normal_keys
 
 
 class RowFold:
@@ -75,17 +74,8 @@ class RowFold:
         return columns.filter(pa.chunked_array(kept, pa.bool_()))
 
     def _fitted(self, field: pa.Field, column: pa.Array) -> pa.Array:
-        if pa.types.is_floating(field.type) and field.name in self._table.key_names:
-            column = pc.add(column, pa.scalar(0.0, column.type))  # -0.0 and 0.0 are one key
-        if column.type.equals(field.type):
-            return column
-        try:
-            return column.cast(field.type)
-        except pa.ArrowInvalid as error:
-            raise StateValueError(
-                f"table {self._table.table!r}: column {field.name!r} ({format_type(field.type)}) cannot hold "
-                f"a value of its field ({format_type(column.type)}): {error}; declare a wider type"
-            ) from error
+        """Return a column in its declared type, which all its values fit, as the bolt has made sure."""
+        return (normal_keys(column) if field.name in self._table.key_names else column).cast(field.type)
 
 
 def _equal(one: pa.Table, other: pa.Table) -> pa.ChunkedArray:

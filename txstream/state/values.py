@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -72,34 +73,32 @@ def check_value(
 def check_column(table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None) -> None:
     """Raise StateValueError for a value that not every store can keep, so that a topology that ran on one
     store runs on another. A key has no reducer."""
+    found = first_refused(column, summed=reducer is not None and reducer.merge == "sum")
+    if found is not None:
+        raise StateValueError(f"column {name!r} of table {table!r}{found[1]}; filter it out before the state")
+
+
+def first_refused(column: pa.Array | pa.ChunkedArray, *, summed: bool = False) -> tuple[int, str] | None:
+    """Return the row of the first value that not every store can keep, and what is wrong with it."""
     data_type = column.type
     if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
-        check_text(table, name, column)
-    elif pa.types.is_date(data_type) or pa.types.is_timestamp(data_type):
-        check_years(table, name, column)
-    elif pa.types.is_floating(data_type):
-        _check_numbers(table, name, column, summed=reducer is not None and reducer.merge == "sum")
+        return _first_nul(column)
+    if pa.types.is_date(data_type) or pa.types.is_timestamp(data_type):
+        return _first_year(column)
+    return _first_no_number(column, summed=summed) if pa.types.is_floating(data_type) else None
 
 
-def normal_keys(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def normal_keys(column: pa.Array) -> pa.Array:
     """Return a key column in which equal keys have the same bits: -0.0 becomes 0.0."""
     return pc.add(column, pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column
 
 
-def _check_numbers(table: str, name: str, column: pa.ChunkedArray, *, summed: bool) -> None:
+def _first_no_number(column: pa.Array | pa.ChunkedArray, *, summed: bool) -> tuple[int, str] | None:
     # The store checks that a sum of finite numbers fits; NaN or infinity would stay in the sum forever.
     fit = pc.is_finite(column) if summed else pc.invert(pc.is_nan(column))
     row = pc.index(fit, pa.scalar(False)).as_py()
-    if row >= 0:
-        value = column[row].as_py()
-        why = (
-            "would be in its sum for ever"
-            if summed
-            else "is not equal to itself and has no place in an order"
-        )
-        raise StateValueError(
-            f"column {name!r} of table {table!r} got {value}, which {why}; filter it out before the state"
-        )
+    why = "would be in its sum for ever" if summed else "is not equal to itself and has no place in an order"
+    return None if row < 0 else (row, f" got {column[row].as_py()}, which {why}")
 
 
 def chunks(deltas: pa.Table, rows: int) -> Iterator[pa.Table]:
@@ -119,33 +118,34 @@ def shown_values(spec: TableSpec, deltas: pa.Table, row: int) -> str:
     return f"({', '.join(shown)})"
 
 
-def check_text(table: str, name: str, column: pa.ChunkedArray) -> None:
-    """Raise StateValueError for text that contains the character NUL."""
+def _first_nul(column: pa.Array | pa.ChunkedArray) -> tuple[int, str] | None:
     # Search the bytes first: this costs microseconds, and hardly any batch contains a NUL.
-    if not any(b"\0" in _text_bytes(chunk) for chunk in column.chunks):
-        return
-    for value in column.to_pylist():
-        if value is not None and "\0" in value:
-            raise StateValueError(
-                f"column {name!r} of table {table!r}: {value!r:.100} has the character NUL in it, which "
-                f"databases do not keep in text; declare the column binary or filter it out"
-            )
+    pieces = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    if not any(b"\0" in _text_bytes(piece) for piece in pieces):
+        return None
+    row = pc.index(pc.match_substring(column, "\0"), pa.scalar(True)).as_py()
+    shown = f"{column[row].as_py()!r:.100}"
+    return row, f": {shown} has the character NUL in it, which only binary columns keep"
 
 
-def check_years(table: str, name: str, column: pa.ChunkedArray) -> None:
-    """Raise StateValueError for a year outside 1 to 9999: databases and drivers disagree about those."""
-    years = pc.min_max(pc.year(column))
-    first, last = years["min"].as_py(), years["max"].as_py()
-    if first is not None and not (first >= 1 and last <= 9999):
-        raise StateValueError(
-            f"column {name!r} of table {table!r}: the year {first if first < 1 else last} is not one of 1 to "
-            f"9999"
-        )
+def _text_bytes(piece: pa.Array) -> bytes:
+    """The text of an array, which may be a part of a larger one."""
+    _, ends, data = piece.buffers()
+    if data is None or not len(piece):
+        return b""
+    width = np.int64 if pa.types.is_large_string(piece.type) else np.int32
+    places = np.frombuffer(ends, width)
+    return bytes(memoryview(data)[places[piece.offset] : places[piece.offset + len(piece)]])
 
 
-def _text_bytes(chunk: pa.Array) -> bytes:
-    data = chunk.buffers()[2]
-    return b"" if data is None else data.to_pybytes()
+def _first_year(column: pa.Array | pa.ChunkedArray) -> tuple[int, str] | None:
+    """Databases and drivers disagree about years outside 1 to 9999."""
+    years = pc.year(column)
+    found = pc.min_max(years)
+    if found["min"].as_py() is None or (found["min"].as_py() >= 1 and found["max"].as_py() <= 9999):
+        return None
+    row = pc.index(pc.or_(pc.less(years, 1), pc.greater(years, 9999)), pa.scalar(True)).as_py()
+    return row, f": the year {years[row].as_py()} is not one of 1 to 9999"
 
 
 def _declared_columns(spec: TableSpec, deltas: pa.Table) -> pa.Table:

@@ -76,6 +76,11 @@ class Collector:
         self._direct = {to: self._direct[to][:length] for to, length in direct.items()}
         return True
 
+    def cut(self, start: int, end: int) -> None:
+        """Drop what is held between two marks of the only stream."""
+        assert self._only is not None
+        del self._rows[self._only][start:end]
+
     def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
         """See `OutputCollector`."""
         rows = self._rows.get(stream)
@@ -150,9 +155,10 @@ class Collector:
         rows = self._rows[stream]
         if not rows:
             return
+        batch = self._to_arrow(rows, stream)
         self._rows[stream] = []
         self.sends += 1
-        self._send(self._task, self._to_arrow(rows, stream), stream, None)
+        self._send(self._task, batch, stream, None)
 
     def _to_arrow(self, rows: list[Any], stream: str) -> pa.RecordBatch:
         schema = self._spec.streams[stream]
@@ -166,10 +172,12 @@ class Collector:
 
     def _unfit(self, error: UnfitValueError, stream: str) -> TupleError:
         found, field = error.value, error.field
-        return TupleError(
+        refused = TupleError(
             f"component {self._spec.id!r} emitted {found!r:.200} ({type(found).__name__}) in field "
             f"{field.name!r} of stream {stream!r}, which is declared as {format_type(field.type)}"
         )
+        refused.at = None if self._only is None else error.row
+        return refused
 
     def _wrong_arity(self, values: object, stream: str) -> TupleError:
         return TupleError(

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -197,6 +197,14 @@ def open_chunk(part: pa.RecordBatch, source: str, stream: str, task: int) -> Chu
     return chunk
 
 
+def without_rows(chunk: Chunk, rows: Sequence[int]) -> Chunk:
+    """Return a chunk with places without some of its tuples."""
+    kept = np.delete(np.arange(len(chunk)), rows)
+    left = Chunk(chunk.batch.take(kept), chunk.source_component, chunk.source_stream, chunk.source_task)
+    left.marks = tuple(places[kept] for places in chunk.marks)
+    return left
+
+
 def lineage_of(leaving: LeavingOut | None, heard: Mapping[str, str]) -> str:
     """Return what messages say of what was left out of them: here, and before, as was heard."""
     told = [[] if leaving is None else leaving.places, sorted(heard.items())]
@@ -227,7 +235,7 @@ def taker_of(plan: ExecutionPlan) -> BoltSpec | None:
     if len(readers) != 1:
         return None
     ((bolt, given),) = readers
-    is_other = bolt.in_commit or bolt.merges or bolt.is_dataframe
+    is_other = bolt.in_commit or bolt.merges != bolt.folds_anywhere or bolt.is_dataframe
     return None if is_other or given.grouping.kind is GroupingKind.ALL else bolt
 
 

@@ -11,6 +11,7 @@ Invariants.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from txstream.api.bolts import BasicBolt, BatchBolt, StateCommitter, TopologyCon
 from txstream.api.tracked import RichBolt
 from txstream.api.tuples import Chunk, Tuple, one_row
 from txstream.core.digests import TableDigest, added_up
-from txstream.core.errors import BatchFailedError, ShortBatchError
+from txstream.core.errors import BatchFailedError, ShortBatchError, StateValueError, TupleError
 from txstream.core.fault_points import CrashError
 from txstream.core.placement import TaskPlace
 from txstream.core.transaction import TransactionAttempt
@@ -40,6 +41,7 @@ from txstream.engine.batch.leaving_out import (
     may_be_a_record,
     may_retry,
     open_chunk,
+    without_rows,
 )
 from txstream.engine.batch.messages import Parcel, Tracked, WorkOrder
 from txstream.engine.batch.state_tasks import TaskStates
@@ -127,7 +129,8 @@ class TaskRuntime:
                 resource=process.resource(spec, self.bolt),
                 states=self._states.states,
             )
-            self._leaving = leaving if leaving is not None and may_retry(self.bolt) else None
+            can_leave = isinstance(self.bolt, StateCommitter) or may_retry(self.bolt)
+            self._leaving = leaving if can_leave else None
             # What an instance has kept that has got no tuple yet, and one that tries a tuple by itself.
             self._fresh: bytes | None = None
             self._trial: BasicBolt | None = None
@@ -148,7 +151,10 @@ class TaskRuntime:
             elif isinstance(bolt, BasicBolt) and overrides(bolt, BasicBolt.execute_batch):
                 self._call("execute_batch", chunk.batch, self.collector)
             elif self._leaving is not None and chunk.marks is not None:
-                self._receive_leaving_out(self._leaving, execute, chunk)
+                if isinstance(bolt, StateCommitter):
+                    self._fold_leaving_out(self._leaving, chunk)
+                else:
+                    self._receive_leaving_out(self._leaving, execute, chunk)
             elif isinstance(bolt, BasicBolt):
                 collector = self.collector
                 for tup in chunk.tuples():
@@ -170,8 +176,11 @@ class TaskRuntime:
         """Execute tuples of the spout one by one, and leave out those that fail again by themselves."""
         collector, mark = self.collector, self.collector.mark
         knows_all = leaving.knows_all
+        ends: list[Any] = [mark()]  # of what each tuple has emitted
+        sends_before = collector.sends
         for row, tup in enumerate(chunk.tuples()):
             if knows_all and leaving.is_known(chunk, row, self.spec.id):
+                ends.append(ends[-1])
                 continue
             self._tuple = tup
             sends, before = collector.sends, mark()
@@ -182,6 +191,35 @@ class TaskRuntime:
                 is_undone = not knows_all and collector.undo(sends, before)
                 if not (is_undone and self._is_left_out(leaving, chunk, row, error)):
                     raise
+            ends.append(mark())
+        while collector.sends == sends_before:
+            try:
+                return collector.flush()
+            except TupleError as error:  # a value that its stream cannot hold
+                row = -1 if error.at is None or knows_all else bisect_right(ends, error.at) - 1
+                if row < 0:
+                    raise
+                self._tuple = next(one_row(chunk, row).tuples())
+                if not self._is_left_out(leaving, chunk, row, error):
+                    raise
+                collector.cut(ends[row], ends[row + 1])
+                gone = ends[row + 1] - ends[row]
+                ends = [*ends[: row + 1], *(end - gone for end in ends[row + 1 :])]
+        return None
+
+    def _fold_leaving_out(self, leaving: LeavingOut, chunk: Chunk) -> None:
+        """Give a state's bolt a chunk without the tuples that it refuses."""
+        if leaving.knows_all:
+            known = [row for row in range(len(chunk)) if leaving.is_known(chunk, row, self.spec.id)]
+            chunk = without_rows(chunk, known)
+        while True:
+            try:
+                return self._call("execute_chunk", chunk)
+            except StateValueError as error:
+                row = error.at
+                if row is None or leaving.knows_all or not leaving.take(chunk, row, self._described(error)):
+                    raise
+                chunk = without_rows(chunk, [row])
 
     def _is_left_out(self, leaving: LeavingOut, chunk: Chunk, row: int, error: Exception) -> bool:
         """Leave out a tuple at which the bolt has failed, if it fails again by itself."""

@@ -93,20 +93,7 @@ class EventLoop:
         self._planning = Planning(self, parts, self.unreadable, pace)
         self._retries, self._letters = parts.retries, parts.letters
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
-        self.processing = Processing(
-            self,
-            parts.runner,
-            parts.committer,
-            self._planning,
-            self.unreadable,
-            parts.watcher,
-            self.statistics,
-            codec,
-            topology,
-            parts.letters,
-            parts.retries,
-            parts.waiting,
-        )
+        self.processing = Processing(self, parts, self._planning, self.unreadable, self.statistics, codec)
         self._commits = CommitPhase(self, parts, codec, self.statistics, self.processing.release)
 
     # --- for other threads --------------------------------------------------------------------------

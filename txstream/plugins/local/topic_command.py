@@ -56,9 +56,12 @@ def produce(
     key: Annotated[
         str | None,
         typer.Option(
-            "--key", metavar="FIELD", help="The field of the JSON objects that is the record's key."
+            "--key", metavar="FIELD", help="The field that is the record's key, also within another: user.id."
         ),
     ] = None,
+    as_is: Annotated[
+        bool, typer.Option("--as-is", help="Produce bad lines, too, as they are and without a key.")
+    ] = False,
 ) -> None:
     """Append the lines of a file, or of a pipe, to a topic."""
     if key is not None and line_format != "json":
@@ -68,7 +71,7 @@ def produce(
         partitions = topics.partitions(name)
         if lines.isatty():
             cli.say("type lines; Ctrl-D ends")
-        records = read_records(lines, shown, is_json=line_format == "json", key=key)
+        records = read_records(lines, shown, is_json=line_format == "json", key=key, as_is=as_is)
         number = topics.fill(name, records, partitions, lambda _: None)
     if cli.as_json:
         cli.print_json({"topic": name, "records": number})
@@ -101,21 +104,26 @@ def _opened(file: str) -> Iterator[tuple[BinaryIO, str]]:
         yield opened, file
 
 
-def read_records(lines: Iterable[bytes], name: str, *, is_json: bool, key: str | None) -> Iterator[Record]:
-    """Yield a record for each line; with `is_json`, skip blank lines. Raises DecodeError, naming the line."""
+def read_records(
+    lines: Iterable[bytes], name: str, *, is_json: bool, key: str | None, as_is: bool = False
+) -> Iterator[Record]:
+    """Yield a record for each line; with `is_json`, skip blank lines. Raises DecodeError, naming the line,
+    for a bad one, unless such lines are produced as they are."""
     produced = 0
     for number, line in enumerate(lines, 1):
         value = line.removesuffix(b"\n").removesuffix(b"\r")
         if is_json and not value.strip():
             continue
+        made = None
         try:
             text = value.decode("utf-8")
             made = _key(_json_object(text), key) if is_json else None
         except ValueError as error:
-            raise DecodeError(
-                f"line {number:,} of {name} {_wrong_with(error)}; the topic has "
-                f"{counted(produced, 'record')} of the lines before it"
-            ) from error
+            if not as_is:
+                raise DecodeError(
+                    f"line {number:,} of {name} {_wrong_with(error)}; the topic has "
+                    f"{counted(produced, 'record')} of the lines before it"
+                ) from error
         yield made, value
         produced += 1
 
@@ -130,7 +138,9 @@ def _json_object(text: str) -> dict[str, Any]:
 def _key(values: dict[str, Any], field: str | None) -> bytes | None:
     if field is None:
         return None
-    value = values.get(field)
+    value: Any = values
+    for name in [field] if field in values else field.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
     if value is None:
         raise ValueError(f"has no {field!r} for the key")
     return (value if isinstance(value, str) else json.dumps(value)).encode()

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from txstream.api.schema import parse_schema
 from txstream.cli.context import Cli
 from txstream.cli.factory import load_topology, user_code_prints_to_stderr
 from txstream.cli.options import FactoryArguments, command
-from txstream.core.errors import UsageError
+from txstream.core.dead_letters import DeadLetter
+from txstream.core.errors import DecodeError, UsageError
 
 if TYPE_CHECKING:
+    from txstream.api.spouts import PartitionedSpout
     from txstream.plugins.proof.simulation.program import Program
     from txstream.plugins.proof.simulation.report import Broken, SimulationReport
 
@@ -38,7 +41,9 @@ def simulate(
     rows: Annotated[
         Path | None,
         typer.Option(
-            "--rows", metavar="FILE", help="JSON lines to read; unset: those of the topology's MemorySpout."
+            "--rows",
+            metavar="FILE",
+            help="Lines of JSON, such as a topic's; unset: the rows of the topology's MemorySpout.",
         ),
     ] = None,
     partition_by: Annotated[
@@ -89,7 +94,8 @@ def simulate(
         raise UsageError("--rows are for a topology of yours; name it, as MODULE:FACTORY")
     topology = load_topology(target or _WORD_COUNT, parameter or [])
     with user_code_prints_to_stderr():
-        program = Program(topology, _made_lines() if target is None else _read(rows, partition_by))
+        given = _made_lines() if target is None else _read(topology.spout.source, rows, partition_by)
+        program = Program(topology, given)
     if replay is not None:
         return _replay(cli, program, replay)
     with user_code_prints_to_stderr():
@@ -112,7 +118,9 @@ def _made_lines() -> list[dict[str, str]]:
     return [{"value": line} for line in _LINES]
 
 
-def _read(file: Path | None, partition_by: str | None) -> Sequence[Any] | Mapping[str, Sequence[Any]] | None:
+def _read(
+    source: PartitionedSpout[Any], file: Path | None, partition_by: str | None
+) -> Sequence[Any] | Mapping[str, Sequence[Any]] | None:
     """Return the rows of a file of JSON lines, None without a file. Raises UsageError."""
     if file is None:
         return None
@@ -120,16 +128,30 @@ def _read(file: Path | None, partition_by: str | None) -> Sequence[Any] | Mappin
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--rows {file} cannot be read: {error}") from error
-    rows = [_row(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    rows = [_row(source, file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     return rows if partition_by is None else _partitioned(rows, partition_by)
 
 
-def _row(file: Path, number: int, line: str) -> Any:
+def _row(source: PartitionedSpout[Any], file: Path, number: int, line: str) -> Any:
+    """Return a line as the source would emit it. Where it reads JSON, a line is a record's value, and its
+    place in the file the record's."""
+    from txstream.api.spouts import PartitionedSpout
+    from txstream.spouts.formats.value_formats import JsonFormat
+
+    record = DeadLetter(file.name, file.name, 0, number, None, None, line.encode(), None, "", "", "", "")
     try:
         found = json.loads(line)
+        if isinstance(found, list):
+            return tuple(found)
+        if isinstance(getattr(source, "value_schema", None), JsonFormat):
+            return source.decoded([record]).to_pylist()[0]
+        if isinstance(found, dict) and found.keys() <= {*parse_schema(source.output).names}:
+            return PartitionedSpout.decoded(source, [record]).to_pylist()[0]
     except ValueError as error:
         raise UsageError(f"{file}, line {number} is no JSON: {error}") from error
-    return tuple(found) if isinstance(found, list) else found
+    except DecodeError as error:
+        raise UsageError(f"{file}, line {number} does not fit what the source emits: {error}") from error
+    return found
 
 
 def _partitioned(rows: Iterable[Any], field: str) -> dict[str, list[Any]]:

@@ -22,7 +22,7 @@ from txstream.core.errors import (
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch.executor_failures import Failure, describe
 from txstream.engine.batch.record_search import FailingRecord
-from txstream.engine.letters.failing_record import SECONDS, Trials, name_record
+from txstream.plugins.audit.failing_record import SECONDS, Trials, name_record
 from txstream.plugins.files import FileRange
 from txstream.spouts.memory import MemoryRange
 
@@ -275,3 +275,18 @@ def test_halves_divide_records_and_no_bytes() -> None:
     assert [*halves({"a": MemoryRange(0, 5)}, exact=False)] == []
     assert [*halves({"a": {"start": 0, "end": 5}}, exact=True)] == []
     assert [*halves({"a": FileRange(0, 5, 5)}, exact=True)] == []
+
+
+def test_what_a_state_refuses_where_its_tuple_is_is_found_by_the_workers_without_a_database() -> None:
+    words = "key column 'word' of table 't' got a null, in Tuple(word=None, n={})"
+    error, other = (
+        Failure("StateValueError", words.format(n), "store", 0, "").to_error(
+            TransactionAttempt(Txid(5), AttemptId(2))
+        )
+        for n in (7, 8)
+    )
+    asked: list[object] = []
+    found = [FailingRecord("t/3", 120, other), FailingRecord("t/3", 150, error)]
+    name_record(error, METAS, Trials(asked.append, find=lambda _seconds: found))
+    assert error.record == "the record is at offset 150 of partition t/3"
+    assert not asked
