@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -25,7 +26,9 @@ from txstream import (
     SqlStateBolt,
     TransactionalTopologyBuilder,
     Tuple,
+    inspect,
 )
+from txstream.cli.main import main
 from txstream.cli.run_progress import describe
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.errors import BatchTimeoutError, BoltError
@@ -35,6 +38,8 @@ from txstream.core.waits import wait_until
 from txstream.engine.letters.retry_policy import TxidFailures
 from txstream.engine.loop.report import BatchTiming
 from txstream.inspect.health import Health, LeftOut, Word, health
+from txstream.inspect.phases import phases
+from txstream.settings import Settings
 from txstream.testing import InProcessRunner, ManualClock, TopologyTest
 
 NOW = datetime.now(UTC)
@@ -115,6 +120,7 @@ class Slow(BasicBolt):
     clock: ClassVar[ManualClock]
     told: ClassVar[list[str]]
     left: ClassVar[int]
+    searched: ClassVar[float]
     tuples = 0
 
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
@@ -135,12 +141,16 @@ class Slow(BasicBolt):
 @pytest.fixture
 def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TopologyTest]:
     words = [f"w{number}" for number in range(40)]
-    Slow.clock, Slow.told, Slow.left = ManualClock(), [], 0
+    Slow.clock, Slow.told, Slow.left, Slow.searched = ManualClock(), [], 0, 0.0
     find = InProcessRunner.find
 
     def noted(runner: Any, attempt: Any, parts: Sequence[BatchMetas[Any]], **options: Any) -> Any:
         Slow.left = sum(meta.records for one in parts for meta in one.partitions.values())
-        return find(runner, attempt, parts, **options)
+        began = time.perf_counter()
+        try:
+            return find(runner, attempt, parts, **options)
+        finally:
+            Slow.searched += time.perf_counter() - began
 
     monkeypatch.setattr(InProcessRunner, "find", noted)
     with MemorySpout("word string", {"p": [*words, "bad", *words]}) as source:
@@ -165,6 +175,26 @@ def test_a_search_says_what_it_looks_for_and_what_is_left_to_try(slow: TopologyT
     assert {one.partition(" since ")[0] for one in Slow.told if one} == {"what fails in txid 1"}
     assert Slow.left == 1, "the workers look through all of the batch, and then through what they have found"
     assert slow.waiting_for is None
+
+
+def test_the_steps_of_a_batch_add_up_and_the_search_is_one_of_them(
+    slow: TopologyTest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow.run()
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    (one,) = inspect.batches("words", Settings(database=url))
+    found, row = phases(one), one.first
+    assert {"plan", "failed attempts", "search", "job", "merge"} <= set(found)
+    assert Slow.searched <= found["search"] <= Slow.searched + 1.0
+    assert row.committed_at is not None
+    lasted = found["plan"] + (row.committed_at - row.planned_at).total_seconds()
+    assert sum(found.values()) == pytest.approx(lasted, abs=0.05)
+    assert main(["show", "words", "1", "--database", url]) == 0
+    (line,) = re.findall(r"^seconds +([0-9.]+) s: (.*)$", capsys.readouterr().out, re.MULTILINE)
+    told = re.findall(r"([a-z_ ]+?) ([0-9.]+) s", line[1])
+    parts = {step.strip(): float(seconds) for step, seconds in told}
+    assert sum(parts.values()) == pytest.approx(float(line[0]), abs=0.01)
+    assert parts["search"] == pytest.approx(found["search"], abs=0.001)
 
 
 def test_the_line_of_a_run_has_the_same_words() -> None:
