@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 import pytest
 import uvicorn
 from starlette.testclient import TestClient
+from support.lists import each
 from support.states import Rig
 from support.ui_site import AWAY, BASE, TXIDS, Served, filled
 from support.zookeeper_backends import CODEC, metas
@@ -34,7 +35,7 @@ from txstream.inspect import Batch, LedgerEntry, MissingDatabase, databases, ove
 from txstream.inspect.source import SourceNow
 from txstream.plugins.compare import kept
 from txstream.plugins.proof.zookeeper_tree import MemoryProgress
-from txstream.plugins.web import site as site_module, views
+from txstream.plugins.web import app as app_module, site as site_module, views
 from txstream.plugins.web.command import metrics_of
 from txstream.plugins.web.timeline import seconds_of
 from txstream.settings import Settings
@@ -751,6 +752,38 @@ def test_metrics_are_served_where_there_are_any(
     served.get("/metrics", 404)
     with_metrics = Served(ledger, monkeypatch, metrics=lambda: (b"txstream_leader 1\n", "text/plain"))
     assert with_metrics.get("/metrics") == "txstream_leader 1\n"
+
+
+def test_a_scraper_needs_no_token_that_was_made_for_operating(
+    ledger: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = {"metrics": lambda: (b"txstream_leader 1\n", "text/plain"), "token": "s" * 20}
+    for is_open, expected in ((True, 200), (False, 401)):
+        served = Served(ledger, monkeypatch, open_metrics=is_open, **metrics)
+        assert served.client.get("/metrics").status_code == expected
+        assert served.client.get("/api/topologies").status_code == 401, "nothing else is open"
+        strange = served.client.get("/metrics", headers={"host": "evil.example"})
+        assert strange.status_code == 421
+
+
+@each(
+    "given, is_open",
+    [
+        ((), False),
+        (("--allow-operate",), True),
+        (("--allow-operate", "--no-token"), False),
+        (("--allow-operate", "--token-file", "token"), False),
+    ],
+)
+def test_metrics_are_open_only_where_everybody_may_read(given: tuple[str, ...], is_open: bool) -> None:
+    Path("token").write_text("s" * 20)
+    asked: list[dict[str, Any]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app_module, "make_app", lambda site, **options: asked.append(options))
+        patch.setattr("uvicorn.Server.run", lambda *_, **__: None)
+        assert main(["ui", "--zookeeper", "127.0.0.1:1", "--port", "0", *given]) == 0
+    assert asked[0]["open_metrics"] is is_open
+    assert (asked[0]["token"] is None) is ("--allow-operate" not in given or "--no-token" in given)
 
 
 def test_everything_that_a_browser_loads_is_small(served: Served) -> None:
