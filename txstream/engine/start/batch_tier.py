@@ -137,7 +137,7 @@ class BatchTier(Tier[EventLoop]):
             dead_letters=statistics.dead_letters,
             waits=loop.waiting.waits,
             failing=loop.failures.failing,
-            last=statistics.timings[-1] if statistics.timings else None,
+            left_out=statistics.left_out,
         )
 
     def _lag_records(self, loop: EventLoop) -> int | None:
