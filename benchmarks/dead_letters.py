@@ -41,6 +41,7 @@ from txstream import (
     BasicBolt,
     Count,
     DeadLetters,
+    Decode,
     KafkaSource,
     OpaqueSpout,
     OutputCollector,
@@ -91,7 +92,7 @@ class Check(BasicBolt):
 
 
 def topology(name: str, topic: str, records: int, letters: bool) -> Topology:
-    source = KafkaSource(topic, value_format="json", schema="user string, amount bigint")
+    source = KafkaSource(topic, decode=Decode("json", "user string, amount bigint"))
     spout = OpaqueSpout(source, max_batch_records=records)
     builder = TransactionalTopologyBuilder(
         name,
@@ -112,9 +113,9 @@ def topology(name: str, topic: str, records: int, letters: bool) -> Topology:
 def along(name: str, topic: str, form: str, where: str, records: int) -> Topology:
     """A topology over a topic with bad records all along it."""
     if form == "json":
-        source = KafkaSource(topic, value_format="json", schema="user string, amount bigint")
+        source = KafkaSource(topic, decode=Decode("json", "user string, amount bigint"))
     else:
-        source = KafkaSource(topic, value_format="avro", schema=AVRO, wire_format="plain")
+        source = KafkaSource(topic, decode=Decode("avro", AVRO, wire_format="plain"))
     spout = OpaqueSpout(source, max_batch_records=records)
     builder = TransactionalTopologyBuilder(name, "orders", spout, parallelism=2, dead_letters=MOST)
     check = builder.set_bolt("check", Check(), parallelism=2)

@@ -34,14 +34,13 @@ from kafka.record.util import calc_crc32c
 
 from txstream.api.spouts import SpoutContext
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
-from txstream.spouts.kafka import KafkaRange, KafkaSource, record_batches as kafka_record_batches
+from txstream.spouts.kafka import Decode, KafkaRange, KafkaSource, record_batches as kafka_record_batches
 from txstream.spouts.kafka.columns import Readers, joined_batch
 from txstream.spouts.kafka.protocol import Partition
 from txstream.spouts.kafka.record_blocks import RecordColumns
 
 JSON: dict[str, Any] = {
-    "value_format": "json",
-    "schema": "user string, amount decimal(10,2), n bigint, at timestamp",
+    "decode": Decode("json", "user string, amount decimal(10,2), n bigint, at timestamp"),
     "kafka_columns": ["offset"],
 }
 

@@ -30,7 +30,7 @@ from txstream.core.placement import TaskPlace
 from txstream.engine.batch.collector import Outbox
 from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan, Input
 from txstream.engine.batch.executor_failures import TaskFailedError, describe
-from txstream.engine.batch.layout import Stage, lay_out
+from txstream.engine.batch.layout import lay_out
 from txstream.engine.batch.messages import (
     ANSWER,
     Answer,
@@ -40,6 +40,7 @@ from txstream.engine.batch.messages import (
     address_failure,
 )
 from txstream.engine.batch.worker_process import WorkerProcess, worker_process
+from txstream.engine.spark.computed_bolts import Computation
 from txstream.engine.spark.executor import current_order, shipped_plan
 
 if TYPE_CHECKING:
@@ -122,17 +123,22 @@ class Sessions:
                 session.conf.set(_SHUFFLE_PARTITIONS, width)
             return session
 
-    def compute(
-        self,
-        plan: ExecutionPlan,
-        shipped: Broadcast[bytes],
-        order: WorkOrder,
-        stage: Stage,
-        spec: BoltSpec,
-        messages: RDD[Element],
-    ) -> Iterator[tuple[str, RDD[Element]]]:
+    def compute(self, asked: Computation) -> Iterator[tuple[str, RDD[Element]]]:
         """See `ComputedBolts`."""
-        return compute(self.of_width(order.width), plan, shipped, order, stage, spec, messages)
+        plan, spec, session = asked.plan, asked.spec, self.of_width(asked.order.width)
+        bolt = spec.create()
+        if not isinstance(bolt, DataFrameBolt):
+            raise TopologyError(f"component {spec.id!r} came back from pickle as {type(bolt).__name__}")
+        inputs = {_input_name(given): _read(session, asked, given) for given in spec.inputs}
+        try:
+            outputs = bolt.transform_streams(inputs)
+            _check_outputs(spec, outputs)
+        except BaseException as error:
+            raise describe(error, spec.id, None).to_error(asked.order.attempt) from error
+        for stream, df in outputs.items():
+            blocks = _with_plain_names(df).mapInArrow(_write_blocks, _block_schema()).rdd
+            route = functools.partial(_route, asked.shipped, plan.run_id, spec.id, stream)
+            yield f"{spec.id}.{stream}", blocks.mapPartitionsWithIndex(route)
 
 
 def _warn_of_partitions(session: SparkSession) -> None:
@@ -148,35 +154,6 @@ def _warn_of_partitions(session: SparkSession) -> None:
         )
 
 
-def compute(
-    session: SparkSession,
-    plan: ExecutionPlan,
-    shipped: Broadcast[bytes],
-    order: WorkOrder,
-    stage: Stage,
-    spec: BoltSpec,
-    messages: RDD[Element],
-) -> Iterator[tuple[str, RDD[Element]]]:
-    """Apply a DataFrame bolt of `stage` to the messages before it. Yields, for each of its output streams,
-    the origin of its messages and an RDD of elements for the next stage.
-
-    Raises the error of the bolt's `transform`, or TupleError when that returns other columns than declared.
-    """
-    bolt = spec.create()
-    if not isinstance(bolt, DataFrameBolt):
-        raise TopologyError(f"component {spec.id!r} came back from pickle as {type(bolt).__name__}")
-    inputs = {_input_name(given): _read(session, plan, stage, spec, given, messages) for given in spec.inputs}
-    try:
-        outputs = bolt.transform_streams(inputs)
-        _check_outputs(spec, outputs)
-    except BaseException as error:
-        raise describe(error, spec.id, None).to_error(order.attempt) from error
-    for stream, df in outputs.items():
-        blocks = _with_plain_names(df).mapInArrow(_write_blocks, _block_schema()).rdd
-        route = functools.partial(_route, shipped, plan.run_id, spec.id, stream)
-        yield f"{spec.id}.{stream}", blocks.mapPartitionsWithIndex(route)
-
-
 def _input_name(given: Input) -> str:
     return given.source if given.stream == DEFAULT_STREAM else f"{given.source}.{given.stream}"
 
@@ -187,20 +164,14 @@ def _schema_of(plan: ExecutionPlan, given: Input) -> pa.Schema:
     return plan.bolt(given.source).streams[given.stream]
 
 
-def _read(
-    session: SparkSession,
-    plan: ExecutionPlan,
-    stage: Stage,
-    spec: BoltSpec,
-    given: Input,
-    messages: RDD[Element],
-) -> DataFrame:
+def _read(session: SparkSession, asked: Computation, given: Input) -> DataFrame:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    schema = _spark_schema(_schema_of(plan, given), spec.id, given.source, given.stream)
-    select = functools.partial(_blocks_for, stage.position, spec.id, given.source, given.stream)
+    component = asked.spec.id
+    schema = _spark_schema(_schema_of(asked.plan, given), component, given.source, given.stream)
+    select = functools.partial(_blocks_for, asked.stage.position, component, given.source, given.stream)
     read = functools.partial(_read_blocks, to_arrow_schema(schema, timezone="UTC"))
-    return _blocks(session, messages.flatMap(select)).mapInArrow(read, schema)
+    return _blocks(session, asked.messages.flatMap(select)).mapInArrow(read, schema)
 
 
 def _blocks(session: SparkSession, blocks: RDD[tuple[bytes]]) -> DataFrame:

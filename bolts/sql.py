@@ -101,11 +101,16 @@ class SqlStateBolt(StateCommitter):
 def refuse_unfit_keys(state: SqlState, chunk: Chunk) -> None:
     """Raise StateValueError for the first tuple with a key that no row can have."""
     for name in state.key_names:
-        column = chunk.batch.column(chunk.index[name])
-        if column.null_count:
-            row = pc.index(pc.is_null(column), pa.scalar(True)).as_py()
-            raise _refused(state, chunk, row, f"key column {name!r}", " got a null", " or give them a key")
+        refuse_nulls(state, chunk, f"key column {name!r}", name, " or give them a key")
         refuse_unfit(state, chunk, f"key column {name!r}", name)
+
+
+def refuse_nulls(state: SqlState, chunk: Chunk, what: str, field: str, remedy: str = "") -> None:
+    """Raise StateValueError for the first tuple whose field is null."""
+    column = chunk.batch.column(chunk.index[field])
+    if column.null_count:
+        row = pc.index(pc.is_null(column), pa.scalar(True)).as_py()
+        raise _refused(state, chunk, row, what, " got a null", remedy)
 
 
 def refuse_unfit(

@@ -16,6 +16,7 @@ from txstream import (
     BatchBolt,
     Committer,
     Count,
+    Decode,
     KafkaSource,
     MapState,
     OutputCollector,
@@ -90,6 +91,8 @@ def topology(
     max_spout_pending: int = 2,
 ) -> Topology:
     source = KafkaSource(
-        topic, value_format="json", schema=FIELDS, max_records_per_partition=max_records_per_partition
+        topic,
+        decode=Decode("json", FIELDS),
+        max_records_per_partition=max_records_per_partition,
     )
     return graph(SPOUTS[semantics](source), prefix=prefix, max_spout_pending=max_spout_pending)

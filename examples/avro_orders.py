@@ -21,6 +21,7 @@ from typing import Any, Final
 from txstream import (
     Count,
     DeadLetters,
+    Decode,
     KafkaSource,
     OpaqueSpout,
     Settings,
@@ -52,10 +53,7 @@ def topology(topic: str = "orders", semantics: str = "opaque", table: str = "tur
     """Return the topology. ORDER is the schema that it reads by; its columns come from there."""
     source = KafkaSource(
         topic,
-        value_format="avro",
-        schema=ORDER,
-        key_format="avro",
-        key_schema='"string"',
+        decode=Decode("avro", ORDER, key_format="avro", key_schema='"string"'),
         kafka_columns=["key"],
     )
     spout = {"opaque": OpaqueSpout, "transactional": TransactionalSpout}[semantics](source)

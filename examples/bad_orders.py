@@ -18,6 +18,7 @@ from txstream import (
     BasicBolt,
     Count,
     DeadLetters,
+    Decode,
     KafkaSource,
     OutputCollector,
     SqlState,
@@ -67,6 +68,8 @@ def topology(
     max_records_per_partition: int = 1000,
 ) -> Topology:
     source = KafkaSource(
-        topic, value_format="json", schema=FIELDS, max_records_per_partition=max_records_per_partition
+        topic,
+        decode=Decode("json", FIELDS),
+        max_records_per_partition=max_records_per_partition,
     )
     return graph(SPOUTS[semantics](source), rates)

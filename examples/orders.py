@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from txstream import KafkaSource, SqlAppendBolt, SqlTable, Topology, TransactionalTopologyBuilder
+from txstream import Decode, KafkaSource, SqlAppendBolt, SqlTable, Topology, TransactionalTopologyBuilder
 from txstream.api.spouts import SourceSpout
 from txstream.examples.word_count import SPOUTS
 
@@ -46,8 +46,7 @@ def topology(
 ) -> Topology:
     source = KafkaSource(
         topic,
-        value_format="json",
-        schema=FIELDS,
+        decode=Decode("json", FIELDS),
         kafka_columns=PLACE,
         max_records_per_partition=max_records_per_partition,
     )

@@ -17,6 +17,7 @@ from txstream import (
     BasicBolt,
     BatchBolt,
     Committer,
+    Decode,
     KafkaSource,
     OutputCollector,
     OutputFieldsDeclarer,
@@ -140,6 +141,8 @@ def topology(
     max_spout_pending: int = 2,
 ) -> Topology:
     source = KafkaSource(
-        topic, value_format="json", schema=FIELDS, max_records_per_partition=max_records_per_partition
+        topic,
+        decode=Decode("json", FIELDS),
+        max_records_per_partition=max_records_per_partition,
     )
     return graph(SPOUTS[semantics](source), prefix=prefix, max_spout_pending=max_spout_pending)

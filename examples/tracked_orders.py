@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from txstream import (
     BasicBolt,
+    Decode,
     DeduplicateBolt,
     KafkaQueueSpout,
     KafkaSource,
@@ -42,8 +43,7 @@ def topology(
     builder = TopologyBuilder("tracked-orders", max_spout_pending=max_spout_pending)
     source = KafkaSource(
         topic,
-        value_format="json",
-        schema="order_id string, customer string, amount decimal(10,2)",
+        decode=Decode("json", "order_id string, customer string, amount decimal(10,2)"),
         kafka_columns=["partition", "offset"],
     )
     spout = KafkaQueueSpout(source, session_timeout_seconds=6)

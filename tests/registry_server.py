@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from mysql_servers import MissingServerError
+from support.kafka_topics import wait_until
 
 import get_registry
 from txstream.cli.java import find_java
@@ -61,6 +62,14 @@ class RegistryServer:
     def kill(self) -> None:
         """SIGKILL it, as a crash would."""
         self._process.kill()
+
+    def lose_everything(self) -> None:
+        """Start again without its schemas: the next one gets the first id."""
+        self.kill()
+        wait_until(lambda: not self._process.alive(), "the registry has ended")
+        for file in self._home.glob("schemas*"):
+            file.unlink()
+        self.start()
 
     def freeze(self) -> None:
         """SIGSTOP it: connections are made, and nothing is answered."""

@@ -7,11 +7,15 @@ Doors count as no arrows: they give names of other rooms to users, and load none
 
 from __future__ import annotations
 
+import functools
 import sys
+import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
 from pathlib import PurePosixPath
+from types import FrameType
 from typing import Final
 
 from imports import imported_names
@@ -85,6 +89,34 @@ def floors_of(arrows: Mapping[str, Iterable[str]]) -> dict[str, int]:
     for room in TopologicalSorter(arrows).static_order():
         floors[room] = 1 + max((floors[below] for below in arrows[room]), default=0)
     return floors
+
+
+@contextmanager
+def called_files() -> Iterator[set[PurePosixPath]]:
+    """Yield the files of the product of which a function is called, in this thread and in those that start
+    meanwhile, without those of plug-ins."""
+    found: set[PurePosixPath] = set()
+
+    @functools.cache
+    def ours(name: str) -> PurePosixPath | None:
+        path = PurePosixPath(name)
+        inner = path.relative_to(ROOT) if path.is_relative_to(ROOT) else PurePosixPath()
+        is_ours = inner.parts[:1] and inner.parts[0] in INSTALLS_AS and "plugins" not in inner.parts
+        return inner if is_ours else None
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_name != "<module>" and (path := ours(code.co_filename)) is not None:
+            found.add(path)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    threading.setprofile(note)
+    try:
+        yield found
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)
 
 
 def main() -> int:

@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         FailedException as FailedException,
         FencedError as FencedError,
         IdentityMismatchError as IdentityMismatchError,
+        InputChangedError as InputChangedError,
         LateRecordError as LateRecordError,
         LeaderExistsError as LeaderExistsError,
         MetaTooLargeError as MetaTooLargeError,
@@ -123,7 +124,11 @@ if TYPE_CHECKING:
         BatchCollector as BatchCollector,
         BatchSpout as BatchSpout,
     )
-    from txstream.spouts.kafka import KafkaSource as KafkaSource
+    from txstream.spouts.kafka import (
+        Decode as Decode,
+        KafkaOptions as KafkaOptions,
+        KafkaSource as KafkaSource,
+    )
     from txstream.spouts.memory import MemorySpout as MemorySpout
     from txstream.spouts.rate import RateSpout as RateSpout
     from txstream.state.backend import StateBackend as StateBackend
@@ -148,6 +153,7 @@ _HOMES = {
         "BoltError",
         "CorruptStateError",
         "DataLostError",
+        "InputChangedError",
         "DecodeError",
         "FailedException",
         "FencedError",
@@ -202,7 +208,7 @@ _HOMES = {
     "txstream.settings": ("Settings",),
     "txstream.plugins.files": ("FileSpout",),
     "txstream.spouts.batch_spouts": ("BatchCollector", "BatchSpout"),
-    "txstream.spouts.kafka": ("KafkaSource",),
+    "txstream.spouts.kafka": ("Decode", "KafkaOptions", "KafkaSource"),
     "txstream.plugins.tracked.kafka_queue": ("KafkaQueueSpout",),
     "txstream.spouts.memory": ("MemorySpout",),
     "txstream.spouts.rate": ("RateSpout",),

@@ -29,15 +29,18 @@ Column = Sequence[Any]
 
 
 class MisfitError(Exception):
-    """A value does not fit its type; `path` says where it is in the record, from the outside in."""
+    """A value does not fit its type; `path` says where it is in the record, from the outside in. `rows` are
+    values of the column that look like misfits, if that is known."""
 
-    def __init__(self, reason: str, path: str = "") -> None:
+    def __init__(self, reason: str, path: str = "", rows: Sequence[int] = ()) -> None:
         super().__init__(reason)
         self.reason = reason
         self.path = path
+        self.rows = rows
 
-    def within(self, outer: str) -> MisfitError:
-        return MisfitError(self.reason, outer + self.path)
+    def within(self, outer: str, rows: Sequence[int] = ()) -> MisfitError:
+        """Return the error of the column around this one, in which these rows look like misfits."""
+        return MisfitError(self.reason, outer + self.path, rows)
 
 
 def _read(values: Column, data_type: pa.DataType) -> pa.Array:
@@ -61,7 +64,7 @@ def read_fields(rows: Sequence[dict[str, Any]], row_type: pa.StructType) -> list
         try:
             arrays.append(read_column([row.get(name) for row in rows], field))
         except MisfitError as misfit:
-            raise misfit.within(f".{name}") from None
+            raise misfit.within(f".{name}", misfit.rows) from None
     return arrays
 
 
@@ -79,7 +82,11 @@ def _check_nulls(values: Column, field: pa.Field) -> None:
 def _structs(values: Column, data_type: pa.StructType) -> pa.Array:
     _expect(values, data_type, dict)
     present = [value for value in values if value is not None]
-    return spread(read_fields(present, data_type), list(data_type), values)
+    try:
+        arrays = read_fields(present, data_type)
+    except MisfitError as misfit:
+        raise misfit.within("", misfit.rows if len(present) == len(values) else ()) from None
+    return spread(arrays, list(data_type), values)
 
 
 def spread(arrays: Sequence[pa.Array], fields: Sequence[pa.Field], values: Column) -> pa.Array:
@@ -112,14 +119,14 @@ def _elements(values: Column, field: pa.Field, names: Sequence[str] | None = Non
     try:
         _check_nulls(values, field)
         return _read(values, field.type)
-    except MisfitError:
+    except MisfitError as together:
         for place, value in enumerate(values):
             try:
                 _check_nulls([value], field)
                 _read([value], field.type)
             except MisfitError as misfit:
                 raise misfit.within(f"[{place if names is None else shown(names[place])}]") from None
-        raise
+        raise together.within("") from None
 
 
 def offsets(values: Column) -> pa.Array:
@@ -252,8 +259,9 @@ def _expect(values: Column, data_type: pa.DataType, *kinds: type) -> None:
     found = set(map(type, values))
     found.discard(type(None))
     if not found <= set(kinds):
-        wrong = next(value for value in values if value is not None and type(value) not in kinds)
-        raise MisfitError(f"expected {format_type(data_type)}, found {kind_of(wrong)}")
+        rows = [row for row, value in enumerate(values) if value is not None and type(value) not in kinds]
+        wrong = kind_of(values[rows[0]])
+        raise MisfitError(f"expected {format_type(data_type)}, found {wrong}", rows=rows)
 
 
 def _out_of_range(values: Column, data_type: pa.DataType) -> MisfitError:

@@ -105,17 +105,18 @@ def read_picks(rows: Sequence[dict[str, Any]], picks: Sequence[Pick]) -> list[pa
         try:
             arrays.append(read_column(column, pick.field) if pick.unit is None else _begun(column, pick))
         except MisfitError as misfit:
-            raise misfit.within(_shown(pick.path)) from None
+            raise misfit.within(_shown(pick.path), misfit.rows) from None
     return arrays
 
 
 def _at(rows: Sequence[dict[str, Any]], path: tuple[str, ...]) -> list[Any]:
     column = [row.get(path[0]) for row in rows]
     for at, name in enumerate(path[1:], 1):
-        wrong = next((value for value in column if value is not None and type(value) is not dict), None)
-        if wrong is not None:
+        wrong = [row for row, value in enumerate(column) if value is not None and type(value) is not dict]
+        if wrong:
+            found = kind_of(column[wrong[0]])
             raise MisfitError(
-                f"expected an object with {name!r} in it, found {kind_of(wrong)}", _shown(path[:at])
+                f"expected an object with {name!r} in it, found {found}", _shown(path[:at]), wrong
             )
         column = [None if value is None else value.get(name) for value in column]
     return column

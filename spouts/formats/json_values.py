@@ -1,4 +1,4 @@
-"""JSON values as typed columns: the strict reader behind `KafkaSource(..., value_format="json")`.
+"""JSON values as typed columns: the strict reader behind `KafkaSource(..., decode=Decode("json"))`.
 
 Invariants:
 

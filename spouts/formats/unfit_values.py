@@ -5,9 +5,10 @@ Invariant: whether a value fits is decided by that value alone. Those that fit a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from txstream.spouts.formats.json_columns import MisfitError
@@ -36,18 +37,41 @@ def refuse_first(unfit: Mapping[int, str]) -> None:
 def converted(found: Sequence[Any], convert: Callable[[Sequence[Any]], T], unfit: dict[int, str]) -> T:
     """Convert values by row. Those in `unfit` are left out, and so are others that do not fit, which are
     added to it. Raises MisfitError if only several together do not fit."""
-    rows = [row for row in range(len(found)) if row not in unfit] if unfit else range(len(found))
-    some = [found[row] for row in rows] if unfit else found
-    try:
-        return convert(some)
-    except MisfitError:
-        bad = _misfits(some, convert, 0)
-        if not bad:
-            raise
-    for at, misfit in bad.items():
-        path = misfit.path.removeprefix(".")
-        unfit[rows[at]] = f"field {path!r}: {misfit.reason}" if path else misfit.reason
-    return convert([one for at, one in enumerate(some) if at not in bad])
+    while True:
+        some = _without(found, unfit)
+        try:
+            return convert(some)
+        except MisfitError as misfit:
+            bad = _alone(some, convert, misfit.rows) or _misfits(some, convert, 0)
+            if not bad:
+                raise
+        rows = _without(range(len(found)), unfit)
+        for at, one in bad.items():
+            path = one.path.removeprefix(".")
+            unfit[rows[at]] = f"field {path!r}: {one.reason}" if path else one.reason
+
+
+def _without(values: Sequence[Any], rows: Collection[int]) -> Sequence[Any]:
+    """Return the values but for those rows."""
+    if not rows:
+        return values
+    left = list(values)
+    for row in sorted(rows, reverse=True):
+        del left[row]
+    return left
+
+
+def _alone(
+    found: Sequence[Any], convert: Callable[[Sequence[Any]], object], suspects: Sequence[int]
+) -> dict[int, MisfitError]:
+    """Return those of the suspects that do not fit by themselves, either."""
+    bad = {}
+    for at in suspects:
+        try:
+            convert(found[at : at + 1])
+        except MisfitError as misfit:
+            bad[at] = misfit
+    return bad
 
 
 def _misfits(
@@ -69,6 +93,7 @@ def in_rows(arrays: Iterable[pa.Array], unfit: Mapping[int, str], length: int) -
     """Return columns of `length` rows from those of the values that fit. The others' rows are null."""
     if not unfit:
         return list(arrays)
-    places = iter(range(length))
-    indices = pa.array([None if row in unfit else next(places) for row in range(length)], pa.int64())
+    is_unfit = np.zeros(length, np.bool_)
+    is_unfit[list(unfit)] = True
+    indices = pa.array(np.cumsum(~is_unfit) - 1, pa.int64(), mask=is_unfit)
     return [array.take(indices) for array in arrays]

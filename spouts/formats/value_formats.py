@@ -2,7 +2,7 @@
 
 JSON is here. Every other format comes in by an entry point of an installed package, Avro and Protobuf, which
 this wheel has, as well as a stranger's: in the group `txstream.value_formats`, with the name that
-`KafkaSource(value_format=NAME)` says. Its object is called with `FormatArguments`, on the driver, when a
+`KafkaSource(decode=Decode(NAME))` says. Its object is called with `FormatArguments`, on the driver, when a
 source is made, and returns a `ValueFormat`; usually it is the class itself.
 """
 
@@ -70,6 +70,15 @@ def read_fit(reader: ValueReader, values: Sequence[bytes | None]) -> tuple[pa.Ar
                 raise
             unfit[bad.row] = bad.reason
             left[bad.row] = None
+
+
+def take_fetched(reader: ValueReader) -> Mapping[str, str]:
+    """Return fingerprints of what a reader has fetched and read by since the last call, by name ("schema 7").
+    A name stands for the same for ever; another fingerprint ends the run. A reader that fetches something has
+    a method `take_fetched` for this."""
+    own = getattr(reader, "take_fetched", None)
+    found: Mapping[str, str] = {} if own is None else own()
+    return found
 
 
 class ValueService(Protocol):

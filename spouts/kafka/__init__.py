@@ -18,7 +18,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import pyarrow as pa
 
@@ -26,8 +26,10 @@ from txstream.api.spouts import PartitionedSpout, SpoutContext
 from txstream.core.errors import SchemaError, TopologyError, UsageError
 from txstream.spouts.formats.value_formats import FormatArguments
 from txstream.spouts.kafka.arguments import (
-    Start,
-    StartingOffset,
+    Decode as Decode,
+    FormerArguments,
+    KafkaOptions as KafkaOptions,
+    Starting,
     check_registry,
     kafka_schema,
     key_type,
@@ -36,6 +38,7 @@ from txstream.spouts.kafka.arguments import (
     read_by,
     starting_offsets as checked_starting_offsets,
     value_fields,
+    with_former,
 )
 from txstream.spouts.kafka.options import check_client_options
 from txstream.spouts.kafka.topic_selection import TopicSelection
@@ -58,7 +61,7 @@ class KafkaRange(RecordSpan):
     created again is never mistaken for the old one. `skipped_from` is set when `on_data_loss="skip"` left a
     gap before this range: it is the offset where reading should have continued. If it is below `start`, the
     offsets `[skipped_from, start)` were lost; otherwise the log was cut back or the topic created again.
-    `first_place` is set on an empty range where `starting_offsets` decided where a partition begins: KNOWN,
+    `first_place` is set on an empty range where `start` decided where a partition begins: KNOWN,
     or UNKNOWN when the partition was there when the topology began, and could not be asked. `leader_epoch` is
     the leader epoch of the offset before `end`, so that another log that has grown to the same offsets is not
     mistaken for this one; None if it is not known (`leader_epochs`).
@@ -83,7 +86,7 @@ class KafkaRange(RecordSpan):
 
 
 class KafkaSource(PartitionedSpout[KafkaRange]):
-    """Kafka topics, emitted as Spark's own Kafka columns or, with `value_format="json"`, "avro",
+    """Kafka topics, emitted as Spark's own Kafka columns or, with `decode=Decode("json", ...)`, "avro",
     "protobuf" or a format of yours, as the fields of their values.
 
     topics: one name or several.
@@ -93,7 +96,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         their beginning. A topic that disappears once it has a place in the topology is lost data. Kafka hides
         topics that the user may not describe, so these are not read. Topics and pattern are part of the
         topology's identity.
-    starting_offsets: where partitions without a place begin: "earliest", "latest" (what exists when the
+    start: where partitions without a place begin: "earliest", "latest" (what exists when the
         first run begins is skipped), a datetime with a time zone (the first record with that
         timestamp or a later one, the end when there is none), or a mapping from "topic/number" to an offset,
         "earliest", "latest" or a datetime, with "*" for all others (default "earliest"). Any place but
@@ -102,38 +105,20 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
     max_records_per_partition: upper bound, per batch, on the offsets taken from one partition.
     isolation_level: "read_committed" (the default: never counts what a producer has aborted) or
         "read_uncommitted".
-    key_format: as `value_format`.
-    value_format: "string" (UTF-8), "binary", or one that is read into the fields of `schema`: "json", "avro",
-        "protobuf" or what another package has (`ValueFormat`). A value that cannot be read is a DecodeError
-        with topic, partition, offset, field, reason and the beginning of the value. A record without a value
-        (a tombstone) is a row of nulls.
-    schema: for JSON, the fields of UTF-8 objects: "user string, amount decimal(10,2)" or an Arrow schema;
-        `json_values` says what fits which type, missing fields are null, unknown ones are ignored. In the
-        string, "user.id as user string" takes a value from inside, and "hour(at) as hour timestamp" the hour
-        that a time lies in (second, minute, hour, day, month, year). For Avro,
-        the schema that the topology reads by: the path of a .avsc file, JSON text, or a dict. For Protobuf, a
-        generated message class, or the pair of a path (.proto or descriptor set) and a message's full name.
-        docs/formats.md says which types become which columns, and how schemas may change.
-    key_schema: the same for keys. The column `key` has its type: a record is a struct.
-    wire_format: for Avro and Protobuf, "confluent": keys and values begin with the id of the schema that they
-        were written by, which a schema registry has; or "plain": they were all written by `schema`.
-    schema_registry: the registry's URL; by default the run's.
+    decode: how the bytes of values and keys are read (`Decode`); by default values are text and keys bytes.
     kafka_columns: which of Kafka's columns are emitted, in that order, after the fields of a schema. By
         default all of them, but with a schema none. "value" is not allowed with a schema.
-    errors: what to do with invalid UTF-8: "strict" raises a DecodeError that names topic, partition and
-        offset; "replace" puts U+FFFD.
     on_data_loss: "fail" raises DataLostError when records are gone before they were planned; "skip" continues
         after the gap and records it in `KafkaRange.skipped_from`. A stored transactional plan is never
         skipped.
-    client_options: kafka-python's connection options (security_protocol, sasl_*, ssl_*, ...). A value that
-        kafka-python would ignore, such as a misspelt security_protocol, is refused.
-    partition_discovery_seconds: how often to look for new topics, new partitions and re-created topics.
+    client: how it is connected (`KafkaOptions`).
     publish_group: a consumer group that gets the places of each committed batch, soon after its commit, so
         that lag exporters and Kafka's tools show how far the topology is. It is never read. A group that has
         members is refused.
 
     Raises TopologyError for invalid arguments, SchemaError if they concern columns, and
-    ServiceUnavailableError for a format whose package lacks something.
+    ServiceUnavailableError for a format whose package lacks something. The arguments that `Decode` and
+    `KafkaOptions` have, and `starting_offsets`, may be given here too, as before; that warns.
     """
 
     meta_type: ClassVar[type[KafkaRange]] = KafkaRange
@@ -144,34 +129,29 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         bootstrap: str | None = None,
         *,
         topic_pattern: str | None = None,
-        starting_offsets: Start | Mapping[str, StartingOffset] = "earliest",
+        start: Starting = "earliest",
+        decode: Decode | None = None,
         max_records_per_partition: int | None = None,
         isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed",
-        key_format: str = "binary",
-        value_format: str = "string",
-        schema: Any = None,
-        key_schema: Any = None,
-        wire_format: Literal["confluent", "plain"] = "confluent",
-        schema_registry: str | None = None,
         kafka_columns: Sequence[str] | None = None,
-        errors: Literal["strict", "replace"] = "strict",
         on_data_loss: Literal["fail", "skip"] = "fail",
-        client_options: Mapping[str, Any] | None = None,
-        partition_discovery_seconds: float = 5.0,
+        client: KafkaOptions | None = None,
         publish_group: str | None = None,
+        **former: Unpack[FormerArguments],
     ) -> None:
         self.selection = TopicSelection.of(topics, topic_pattern)
         self.bootstrap = bootstrap
-        self.starting_offsets = checked_starting_offsets(starting_offsets, self.selection)
+        start, decode, client = with_former(start, decode or Decode(), client or KafkaOptions(), former)
+        self.starting_offsets = checked_starting_offsets(start, self.selection)
         self.max_records_per_partition = max_records_per_partition
         self.isolation_level = one_of(
             "isolation_level", isolation_level, "read_committed", "read_uncommitted"
         )
-        self.key_format, self.value_format = key_format, value_format
-        self.errors = one_of("errors", errors, "strict", "replace")
+        self.key_format, self.value_format = decode.key_format, decode.value_format
+        self.errors = one_of("errors", decode.errors, "strict", "replace")
         self.on_data_loss = one_of("on_data_loss", on_data_loss, "fail", "skip")
-        self.client_options = check_client_options(client_options or {})
-        self.partition_discovery_seconds = partition_discovery_seconds
+        self.client_options = check_client_options(client.options)
+        self.partition_discovery_seconds = client.partition_discovery_seconds
         self.publish_group = publish_group
         if publish_group is not None and not (isinstance(publish_group, str) and publish_group.strip()):
             raise TopologyError(f"publish_group is {publish_group!r}; it is a consumer group's name")
@@ -179,22 +159,25 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
             raise TopologyError(
                 f"max_records_per_partition is {max_records_per_partition}; it must be at least 1"
             )
-        if partition_discovery_seconds <= 0:
+        if client.partition_discovery_seconds <= 0:
             raise TopologyError(
-                f"partition_discovery_seconds is {partition_discovery_seconds}; it must be more than 0"
+                f"partition_discovery_seconds is {client.partition_discovery_seconds}; it must be more than 0"
             )
-        one_of("wire_format", wire_format, "confluent", "plain")
-        given = FormatArguments(schema, errors, wire_format, schema_registry, str(self.selection))
+        self.wire_format = one_of("wire_format", decode.wire_format, "confluent", "plain")
+        given = FormatArguments(
+            decode.schema, decode.errors, decode.wire_format, decode.schema_registry, str(self.selection)
+        )
+        self.tombstones = one_of("tombstones", decode.tombstones, "refuse", "null")
         self.takes_any_time = False
-        self.value_schema = read_by("value_format", value_format, given)
-        self.key_schema = read_by("key_format", key_format, replace(given, schema=key_schema))
-        check_registry(wire_format, schema_registry, (self.value_schema, self.key_schema))
+        self.value_schema = read_by("value_format", self.value_format, given)
+        self.key_schema = read_by("key_format", self.key_format, replace(given, schema=decode.key_schema))
+        check_registry(decode.wire_format, decode.schema_registry, (self.value_schema, self.key_schema))
         self.schema = value_fields(self.value_schema)
-        kafka = kafka_schema(key_type(key_format, self.key_schema), value_format)
-        self.kafka_columns = output_columns(kafka_columns, kafka, self.schema, value_format)
+        kafka = kafka_schema(key_type(self.key_format, self.key_schema), self.value_format)
+        self.kafka_columns = output_columns(kafka_columns, kafka, self.schema, self.value_format)
         if self.key_schema is not None and "key" not in self.kafka_columns:
             raise SchemaError(
-                f"key_format={key_format!r} would not be used: kafka_columns does not have 'key'; add it"
+                f"key_format={self.key_format!r} would not be used: kafka_columns does not have 'key'; add it"
             )
         self.output: pa.Schema = pa.schema(
             [*(self.schema or ()), *(kafka.field(name) for name in self.kafka_columns)]
@@ -205,7 +188,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         if self.bootstrap is not None:
             shown.append(f"bootstrap={self.bootstrap!r}")
         if self.client_options:
-            shown.append(f"client_options=<{', '.join(sorted(self.client_options))}>")
+            shown.append(f"client=<{', '.join(sorted(self.client_options))}>")
         return f"KafkaSource({', '.join(shown)})"
 
     def coordinator(self, context: SpoutContext) -> KafkaPartitionCoordinator:

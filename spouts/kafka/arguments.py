@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import pyarrow as pa
 
@@ -18,6 +20,105 @@ Start = Literal["earliest", "latest"] | datetime
 StartingOffset = int | Start
 ALL_OTHERS = "*"
 
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """How a `KafkaSource` reads the bytes of records.
+
+    value_format: "string" (UTF-8), "binary", or one that is read into the fields of `schema`: "json", "avro",
+        "protobuf" or what another package has (`ValueFormat`). A value that cannot be read is a DecodeError
+        with topic, partition, offset, field, reason and the beginning of the value.
+    schema: for JSON, the fields of UTF-8 objects: "user string, amount decimal(10,2)" or an Arrow schema;
+        `json_values` says what fits which type, missing fields are null, unknown ones are ignored. In the
+        string, "user.id as user string" takes a value from inside, and "hour(at) as hour timestamp" the hour
+        that a time lies in (second, minute, hour, day, month, year). For Avro, the schema that the topology
+        reads by: the path of a .avsc file, JSON text, or a dict. For Protobuf, a generated message class, or
+        the pair of a path (.proto or descriptor set) and a message's full name.
+        docs/formats.md says which types become which columns, and how schemas may change.
+    tombstones: what to do, where values are read into the fields of a schema, with a record without a value
+        (in a compacted topic it deletes its key): "refuse" raises a DecodeError, so that it becomes a dead
+        letter if these are asked for; "null" emits a row whose fields are null. The column `value` of
+        "string" and "binary" is null there.
+    key_format, key_schema: the same for keys. The column `key` has its type: a record is a struct.
+    wire_format: for Avro and Protobuf, "confluent": keys and values begin with the id of the schema that they
+        were written by, which a schema registry has; or "plain": they were all written by `schema`.
+    schema_registry: the registry's URL; by default the run's.
+    errors: what to do with invalid UTF-8: "strict" raises a DecodeError that names topic, partition and
+        offset; "replace" puts U+FFFD.
+    """
+
+    value_format: str = "string"
+    schema: Any = None
+    key_format: str = "binary"
+    key_schema: Any = None
+    wire_format: Literal["confluent", "plain"] = "confluent"
+    schema_registry: str | None = None
+    errors: Literal["strict", "replace"] = "strict"
+    tombstones: Literal["refuse", "null"] = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaOptions:
+    """How a `KafkaSource` is connected.
+
+    options: kafka-python's connection options (security_protocol, sasl_*, ssl_*, ...). A value that
+        kafka-python would ignore, such as a misspelt security_protocol, is refused.
+    partition_discovery_seconds: how often to look for new topics, new partitions and re-created topics.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # there are passwords among them
+    partition_discovery_seconds: float = 5.0
+
+
+class FormerArguments(TypedDict, total=False):
+    """What `KafkaSource` took before `start`, `decode` and `client`."""
+
+    starting_offsets: Start | Mapping[str, StartingOffset]
+    value_format: str
+    schema: Any
+    key_format: str
+    key_schema: Any
+    wire_format: Literal["confluent", "plain"]
+    schema_registry: str | None
+    errors: Literal["strict", "replace"]
+    client: Mapping[str, Any] | None
+    partition_discovery_seconds: float
+
+
+Starting = Start | Mapping[str, StartingOffset]
+
+
+def with_former(
+    start: Starting, decode: Decode, client: KafkaOptions, former: FormerArguments
+) -> tuple[Starting, Decode, KafkaOptions]:
+    """Return the three values with what was given by its former name, and warn of it."""
+    given: dict[str, Any] = {**former}
+    instead = []
+    if "starting_offsets" in given:
+        start = given.pop("starting_offsets")
+        instead.append("start=...")
+    for_client = {_CLIENT[name]: given.pop(name) for name in _CLIENT if name in given}
+    if for_client:
+        client = replace(
+            client, **{name: {} if value is None else value for name, value in for_client.items()}
+        )
+        instead.append(f"client=KafkaOptions({', '.join(f'{name}=...' for name in for_client)})")
+    for_decode = {one.name: given.pop(one.name) for one in fields(Decode) if one.name in given}
+    if for_decode:
+        decode = replace(decode, **for_decode)
+        instead.append(f"decode=Decode({', '.join(f'{name}=...' for name in for_decode)})")
+    for name in given:
+        raise TypeError(f"KafkaSource() got an unexpected keyword argument {name!r}")
+    if instead:
+        warnings.warn(
+            f"KafkaSource takes {', '.join(former)} by other names: write {', '.join(instead)}",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+    return start, decode, client
+
+
+_CLIENT = {"client_options": "options", "partition_discovery_seconds": "partition_discovery_seconds"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 _FORMATS: dict[str, pa.DataType] = {"string": pa.string(), "binary": pa.binary()}
@@ -37,7 +138,7 @@ def starting_offsets(
         given = {ALL_OTHERS: given}
     if not isinstance(given, Mapping):
         raise TopologyError(
-            f"starting_offsets is {given!r}; it takes 'earliest', 'latest', a datetime with a time zone, or "
+            f"start is {given!r}; it takes 'earliest', 'latest', a datetime with a time zone, or "
             f"a mapping from 'topic/number' to one of these or an offset"
         )
     entries: dict[str, Any] = {ALL_OTHERS: "earliest", **given}
@@ -46,12 +147,12 @@ def starting_offsets(
             topic, slash, number = partition.rpartition("/")
             if not slash or not selection.reads(topic) or not number.isdecimal():
                 raise TopologyError(
-                    f"starting_offsets has {partition!r}; its keys are 'topic/number' of {selection}, "
+                    f"start has {partition!r}; its keys are 'topic/number' of {selection}, "
                     f"or '*' for all others"
                 )
         elif isinstance(start, int):
             raise TopologyError(
-                f"starting_offsets has {start} for '*'; all others take 'earliest', 'latest' or a datetime"
+                f"start has {start} for '*'; all others take 'earliest', 'latest' or a datetime"
             )
         _check_start(partition, start)
     return entries
@@ -61,19 +162,19 @@ def _check_start(partition: str, start: Any) -> None:
     if isinstance(start, datetime):
         if start.utcoffset() is None:
             raise TopologyError(
-                f"starting_offsets has {start!r} for {partition!r}, which has no time zone; write for "
+                f"start has {start!r} for {partition!r}, which has no time zone; write for "
                 f"example datetime({start.year}, {start.month}, {start.day}, tzinfo=UTC)"
             )
         if start < _EPOCH:
             raise TopologyError(
-                f"starting_offsets has {start} for {partition!r}; Kafka's timestamps begin in 1970, "
+                f"start has {start} for {partition!r}; Kafka's timestamps begin in 1970, "
                 f"'earliest' takes everything"
             )
         return
     numeric = isinstance(start, int) and not isinstance(start, bool) and start >= 0
     if not numeric and start not in ("earliest", "latest"):
         raise TopologyError(
-            f"starting_offsets has {start!r} for {partition!r}; it takes an offset of 0 or more, 'earliest', "
+            f"start has {start!r} for {partition!r}; it takes an offset of 0 or more, 'earliest', "
             f"'latest' or a datetime with a time zone"
         )
 

@@ -103,7 +103,7 @@ class KafkaClient:
         except (ValueError, TypeError) as error:
             self._net.close()
             raise UsageError(
-                f"cannot use the Kafka address {bootstrap!r} with these client_options: {error}; "
+                f"cannot use the Kafka address {bootstrap!r} with these client: {error}; "
                 f"an address is HOST:PORT or several separated by commas"
             ) from error
         self._failed_at: dict[int, float] = {}
@@ -137,7 +137,7 @@ class KafkaClient:
                 what = f"no Kafka broker answered at {self.bootstrap} within {timeout_seconds:g} s ({why})"
             raise ServiceUnavailableError(
                 f"{what}; check that Kafka runs there, that the address is right (--kafka, TXSTREAM_KAFKA) "
-                "and so are the client_options"
+                "and so are the client options"
             ) from error
 
     @contextlib.contextmanager

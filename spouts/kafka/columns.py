@@ -17,13 +17,21 @@ from txstream.api.spouts import SpoutContext
 from txstream.core.dead_letters import DeadLetter
 from txstream.core.errors import DecodeError
 from txstream.spouts.formats.unfit_values import BadValueError
-from txstream.spouts.formats.value_formats import ValueFormat, ValueReader, ValueService, read_fit
+from txstream.spouts.formats.value_formats import (
+    ValueFormat,
+    ValueReader,
+    ValueService,
+    read_fit,
+    take_fetched,
+)
 from txstream.spouts.kafka import KafkaSource
+from txstream.spouts.kafka.framings import framing_of
 from txstream.spouts.kafka.protocol import Partition
 from txstream.spouts.kafka.record_blocks import Headers, Integers, RecordColumns, Records
 from txstream.spouts.kafka.record_times import record_times
 
 _SHOWN_BYTES = 200
+_MOST_RECOGNISED = 100  # of one read: when more are bad, the first ones tell
 
 
 Read = Callable[[Sequence[bytes | None]], tuple[list[pa.Array], Mapping[int, str]]]
@@ -36,6 +44,11 @@ class Readers(NamedTuple):
 
     value: Read | None = None
     key: Read | None = None
+    used: tuple[ValueReader, ...] = ()
+
+    def take_fetched(self) -> dict[str, str]:
+        """Return what the readers have fetched and used since the last call (`take_fetched`)."""
+        return {name: found for one in self.used for name, found in take_fetched(one).items()}
 
 
 def readers(source: KafkaSource, context: SpoutContext) -> Readers:
@@ -49,9 +62,13 @@ def readers(source: KafkaSource, context: SpoutContext) -> Readers:
         array, unfit = read_fit(read, values)
         return array.flatten(), unfit
 
+    value, key = (
+        None if one is None else one.reader(context) for one in (source.value_schema, source.key_schema)
+    )
     return Readers(
-        None if source.value_schema is None else partial(of_value, source.value_schema.reader(context)),
-        None if source.key_schema is None else partial(of_key, source.key_schema.reader(context)),
+        None if value is None else partial(of_value, value),
+        None if key is None else partial(of_key, key),
+        tuple(one for one in (value, key) if one is not None),
     )
 
 
@@ -127,13 +144,33 @@ def _made(
 
     def read_by_schema(what: str, read_as: ValueFormat | None, reader: Read, payloads: pa.Array) -> None:
         raw = payloads.to_pylist()
+
+        def error(row: int, reason: str) -> DecodeError:
+            looks = None
+            if len(unfit) < _MOST_RECOGNISED:
+                looks = _looks_like(source, what, columns.row(row))
+            return _misfit(
+                what,
+                read_as,
+                raw[row],
+                _place(parts, columns, row),
+                f"{looks}; {reason}" if looks else reason,
+            )
+
         try:
             found, reasons = reader(raw)
         except BadValueError as bad:
-            raise _misfit(what, read_as, raw[bad.row], _place(parts, columns, bad.row), bad.reason) from bad
+            raise error(bad.row, bad.reason) from bad
         arrays.extend(found)
         for row, reason in reasons.items():
-            unfit.setdefault(row, _misfit(what, read_as, raw[row], _place(parts, columns, row), reason))
+            unfit.setdefault(row, error(row, reason))
+        if what == "value" and source.tombstones == "refuse" and payloads.null_count:
+            for row in np.flatnonzero(payloads.is_null().to_numpy(zero_copy_only=False)).tolist():
+                unfit[row] = DecodeError(
+                    f"a record without a value (tombstone) is at {_place(parts, columns, row)}: it has no "
+                    f"fields, and deletes its key from a compacted topic; Decode(tombstones='null') reads "
+                    f"such records as rows of nulls"
+                )
 
     if read.value is not None:
         read_by_schema("value", source.value_schema, read.value, columns.values)
@@ -151,6 +188,15 @@ def _made(
         for row, error in refused.items():
             unfit.setdefault(row, error(_place(parts, columns, row)))
     return pa.RecordBatch.from_arrays(arrays, schema=source.output), unfit
+
+
+def _looks_like(source: KafkaSource, what: str, record: RecordColumns) -> str | None:
+    (key,), (value,) = record.keys.to_pylist(), record.values.to_pylist()
+    read_as, own, other = source.value_schema, value, key
+    if what == "key":
+        read_as, own, other = source.key_schema, key, value
+    has_ids = read_as is not None and read_as.takes_registry and source.wire_format == "confluent"
+    return None if own is None else framing_of(own, other, record.headers.get(0, ()), has_ids=has_ids)
 
 
 def _place(parts: Sequence[Part], columns: RecordColumns, row: int) -> str:

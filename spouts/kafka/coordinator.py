@@ -35,6 +35,7 @@ from txstream.spouts.kafka import KNOWN, KafkaRange, KafkaSource
 from txstream.spouts.kafka.client import KafkaClient
 from txstream.spouts.kafka.cluster_watch import ClusterView, ClusterWatch
 from txstream.spouts.kafka.columns import services
+from txstream.spouts.kafka.compaction import warn_of_compaction
 from txstream.spouts.kafka.leader_epochs import LeaderEpochs, LostPlace
 from txstream.spouts.kafka.log_ends import LogReader
 from txstream.spouts.kafka.open_transactions import OpenTransactions
@@ -102,6 +103,8 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         try:
             self._client.connect(context.connect_timeout_seconds)
             found = self._find_topics()
+            if context.is_transactional:
+                warn_of_compaction(self._client, found, self._planning_seconds)
         except BaseException:
             self._client.close()
             raise
@@ -452,7 +455,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
                 places[name] = place
             elif not has_place(name, last):
                 raise UsageError(
-                    f"starting_offsets begins {name} at offset {place.position}, but its log ends at "
+                    f"start= begins {name} at offset {place.position}, but its log ends at "
                     f"{log.end}; give an offset from {log.first} to {log.end}, or 'latest'"
                 )
             else:

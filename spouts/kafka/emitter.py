@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from txstream.api.spouts import Offsets, PartitionEmitter, SpoutContext, Unfit
 from txstream.core.errors import PartitionUnavailableError, ServiceUnavailableError
+from txstream.core.readings import Reading
 from txstream.core.transaction import TransactionAttempt
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka.client import KafkaClient
@@ -37,6 +38,7 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
         self._client: KafkaClient | None = None
         self._fetcher: RangeFetcher | None = None
         self._read = readers(source, context)
+        self._reading = Reading()
 
     def emit(self, attempt: TransactionAttempt, partition: str, meta: KafkaRange) -> Iterator[pa.RecordBatch]:
         """The rows of one range. Raises the contract's errors, and DecodeError for what cannot be decoded."""
@@ -78,11 +80,19 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
             return
         for progressed in self._open().run(reads):
             for some in _chunks(progressed):
-                yield [read.name for read in some], [(read.partition, read.take()) for read in some]
+                parts = [(read.partition, read.take()) for read in some]
+                if self.tells_digests:
+                    self._reading += Reading({p.name: (len(c), c.digest()) for p, c in parts})
+                yield [read.name for read in some], parts
 
     def take_ahead(self, metas: Mapping[str, KafkaRange], ahead: Mapping[str, bytes]) -> None:
         """Keep what the coordinator's fetch has brought of these ranges: record batches from their starts."""
         self._open().keep_ahead({name: (metas[name], data) for name, data in ahead.items() if name in metas})
+
+    def take_reading(self) -> Reading:
+        """See `PartitionEmitter.take_reading`."""
+        reading, self._reading = self._reading, Reading()
+        return reading + Reading({}, self._read.take_fetched())
 
     def close(self) -> None:
         if self._client is not None:

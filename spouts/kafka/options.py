@@ -48,8 +48,7 @@ PASSED_THROUGH = frozenset(
 _POSITIONS = "txstream keeps the positions itself, with the results; leave it out"
 OWNED: Mapping[str, str] = {
     "auto_commit_interval_ms": _POSITIONS,
-    "auto_offset_reset": "lost data must not be passed over silently; use starting_offsets= and "
-    "on_data_loss=",
+    "auto_offset_reset": "lost data must not be passed over silently; use start= and on_data_loss=",
     "bootstrap_servers": "use bootstrap=, or the run's Kafka address",
     "check_crcs": "checksums are always checked; leave it out",
     "enable_auto_commit": _POSITIONS,
@@ -86,18 +85,18 @@ def check_client_options(options: Mapping[str, Any]) -> dict[str, Any]:
     that kafka-python would ignore. Messages never show a password."""
     for name in options:
         if name in OWNED:
-            raise TopologyError(f"client_options cannot set {name!r}: {OWNED[name]}")
+            raise TopologyError(f"client cannot set {name!r}: {OWNED[name]}")
         if name not in PASSED_THROUGH:
             close = difflib.get_close_matches(str(name), PASSED_THROUGH, 1)
             hint = (
                 f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(PASSED_THROUGH))}"
             )
-            raise TopologyError(f"client_options has no option {name!r}; {hint}")
+            raise TopologyError(f"client has no option {name!r}; {hint}")
     given = {name: value for name, value in options.items() if value is not None}
     for name, value in given.items():
         if name.endswith(("_ms", "_bytes")) and (not isinstance(value, int) or value < 1):
-            raise TopologyError(f"client_options: {name} is {value!r}; it must be a number of 1 or more")
-    one_of("client_options: client_dns_lookup", given.get("client_dns_lookup", DNS_LOOKUPS[0]), *DNS_LOOKUPS)
+            raise TopologyError(f"client: {name} is {value!r}; it must be a number of 1 or more")
+    one_of("client: client_dns_lookup", given.get("client_dns_lookup", DNS_LOOKUPS[0]), *DNS_LOOKUPS)
     _check_security(given, options.get("security_protocol", "PLAINTEXT"))
     return dict(options)
 
@@ -113,28 +112,28 @@ def check_files(options: Mapping[str, Any]) -> None:
                 continue
         except OSError as error:
             raise UsageError(
-                f"client_options: {name} {str(path)!r} cannot be read on {socket.gethostname()}: "
+                f"client: {name} {str(path)!r} cannot be read on {socket.gethostname()}: "
                 f"{str(error.strerror).lower()}; drivers and executors need it in the same place"
             ) from error
 
 
 def _check_security(given: Mapping[str, Any], protocol: Any) -> None:
-    one_of("client_options: security_protocol", protocol, "PLAINTEXT", *dict.fromkeys((*_TLS, *_SASL)))
+    one_of("client: security_protocol", protocol, "PLAINTEXT", *dict.fromkeys((*_TLS, *_SASL)))
     for prefix, protocols in (("sasl_", _SASL), ("ssl_", _TLS)):
         unused = sorted(name for name in given if name.startswith(prefix))
         if unused and protocol not in protocols:
             raise TopologyError(
-                f"client_options: {', '.join(unused)} would not be used with security_protocol {protocol!r}; "
+                f"client: {', '.join(unused)} would not be used with security_protocol {protocol!r}; "
                 f"set it to {' or '.join(map(repr, protocols))}, or leave them out"
             )
     unused = [name for name in ("ssl_keyfile", "ssl_password") if name in given]
     if unused and "ssl_certfile" not in given:
         raise TopologyError(
-            f"client_options: {', '.join(unused)} would not be used without ssl_certfile, the certificate of "
+            f"client: {', '.join(unused)} would not be used without ssl_certfile, the certificate of "
             f"the client; add it, or leave them out"
         )
     if protocol in _SASL:
-        mechanism = one_of("client_options: sasl_mechanism", given.get("sasl_mechanism"), *MECHANISMS)
+        mechanism = one_of("client: sasl_mechanism", given.get("sasl_mechanism"), *MECHANISMS)
         missing = [name for name in MECHANISMS[mechanism] if name not in given]
         if missing:
-            raise TopologyError(f"client_options: sasl_mechanism {mechanism!r} needs {' and '.join(missing)}")
+            raise TopologyError(f"client: sasl_mechanism {mechanism!r} needs {' and '.join(missing)}")

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from txstream.core.readings import sum_of
+
 Headers = list[tuple[bytes, bytes | None]]
 Integers = npt.NDArray[np.int64]
 
@@ -99,6 +101,14 @@ class RecordColumns:
                 return RecordColumns([Block(records, row, row + 1)])
         return RecordColumns()
 
+    def row(self, number: int) -> RecordColumns:
+        """The row with this number, counted from 0."""
+        for records, first, stop in self.blocks:
+            if number < stop - first:
+                return RecordColumns([Block(records, first + number, first + number + 1)])
+            number -= stop - first
+        raise IndexError(number)
+
     def add(self, blocks: Iterable[Block], size_bytes: int) -> None:
         self.blocks += blocks
         self.size_bytes += size_bytes
@@ -125,6 +135,10 @@ class RecordColumns:
     def values(self) -> pa.Array:
         return _binary([_within(block.records.values, block.rows) for block in self.blocks])
 
+    def digest(self) -> int:
+        """The sum of the records' numbers (`txstream.core.readings`)."""
+        return sum_of(self.offsets, _plain(self.keys), _plain(self.values))
+
     @property
     def headers(self) -> dict[int, Headers]:
         found: dict[int, Headers] = {}
@@ -135,6 +149,10 @@ class RecordColumns:
                 found.update((behind + row - first, records.headers[row]) for row in with_some)
             behind += stop - first
         return found
+
+
+def _plain(column: pa.Array) -> list[bytes | None]:
+    return [None] * len(column) if column.null_count == len(column) else column.to_pylist()
 
 
 def _joined(parts: Sequence[Integers]) -> Integers:

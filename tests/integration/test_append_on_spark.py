@@ -18,14 +18,18 @@ from support.spark_standalone import SparkStandalone
 from txstream.plugins.local.embedded import Services
 
 MODULE = """
-from txstream import KafkaSource, SqlAppendBolt, SqlTable, TransactionalTopologyBuilder
+from txstream import Decode, KafkaSource, SqlAppendBolt, SqlTable, TransactionalTopologyBuilder
 from txstream.examples.word_count import SPOUTS
 
 
 def topology(topic: str, semantics: str):
     fields = "customer string, amount decimal(12,2)"
-    source = KafkaSource(topic, value_format="json", schema=fields,
-                         kafka_columns=("topic", "partition", "offset"), max_records_per_partition=30)
+    source = KafkaSource(
+        topic,
+        decode=Decode("json", fields),
+        kafka_columns=("topic", "partition", "offset"),
+        max_records_per_partition=30,
+    )
     spout = SPOUTS[semantics](source)
     builder = TransactionalTopologyBuilder("orders", "orders", spout, parallelism=2, commit="executors")
     store = builder.set_bolt("store", SqlAppendBolt(SqlTable(topic, fields)), parallelism=2)

@@ -17,7 +17,7 @@ from txstream.plugins.local.embedded import Services
 
 _SUMS = """
 from txstream import (
-    BasicBolt, BatchBolt, Count, DeadLetters, KafkaSource, SqlState, SqlStateBolt, Sum,
+    BasicBolt, BatchBolt, Count, DeadLetters, Decode, KafkaSource, SqlState, SqlStateBolt, Sum,
     TransactionalTopologyBuilder,
 )
 from txstream.examples.word_count import SPOUTS
@@ -48,8 +48,11 @@ class Checked(BatchBolt):
 
 
 def topology(topic, semantics="opaque"):
-    source = KafkaSource(topic, value_format="json", schema="product string, price string",
-                         max_records_per_partition=20)
+    source = KafkaSource(
+        topic,
+        decode=Decode("json", "product string, price string"),
+        max_records_per_partition=20,
+    )
     asked = DeadLetters(max_share=0.5, topic="nobody-reads-it")
     builder = TransactionalTopologyBuilder("sums", "rows", SPOUTS[semantics](source), dead_letters=asked)
     # An effect beside the bolts that fail: a record that is set aside must leave none here either.

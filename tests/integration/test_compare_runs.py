@@ -91,7 +91,8 @@ def test_nothing_is_left_unless_it_is_kept(launcher: Launcher, services: Service
 _OWN = """
 import time
 
-from txstream import BasicBolt, Count, KafkaSource, SqlState, SqlStateBolt, TransactionalTopologyBuilder
+from txstream import BasicBolt, Count, Decode, KafkaSource
+from txstream import SqlState, SqlStateBolt, TransactionalTopologyBuilder
 from txstream.examples.word_count import SPOUTS
 
 
@@ -108,8 +109,12 @@ class Minute(BasicBolt):
 
 
 def topology(topic, semantics="opaque", wrong=False):
-    source = KafkaSource(topic, value_format="json", schema="user string, price decimal(9,2)",
-                         kafka_columns=["timestamp"], max_records_per_partition=10)
+    source = KafkaSource(
+        topic,
+        decode=Decode("json", "user string, price decimal(9,2)"),
+        kafka_columns=["timestamp"],
+        max_records_per_partition=10,
+    )
     builder = TransactionalTopologyBuilder("own", "rows", SPOUTS[semantics](source))
     builder.set_bolt("minute", Minute(wrong), 2).shuffle_grouping("rows")
     state = SqlState("minutes", key="user string, minute bigint", value="n bigint")

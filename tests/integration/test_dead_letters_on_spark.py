@@ -20,7 +20,7 @@ from support.tables import read_rows
 from support.texts import create_topic, produce
 
 import txstream
-from txstream import Count, DeadLetters, KafkaSource, OpaqueSpout, SqlState, SqlStateBolt, Topology
+from txstream import Count, DeadLetters, Decode, KafkaSource, OpaqueSpout, SqlState, SqlStateBolt, Topology
 from txstream.api.bolts import BasicBolt, DataFrameBolt
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.plugins.local.embedded import Services
@@ -84,7 +84,7 @@ class Check(BasicBolt):
 
 
 def topology(name, semantics="opaque", letters="yes", topic=""):
-    source = KafkaSource(name, value_format="json", schema="user string, amount bigint")
+    source = KafkaSource(name, decode=Decode("json", "user string, amount bigint"))
     spout = {"opaque": OpaqueSpout, "transactional": TransactionalSpout}[semantics]
     wanted = DeadLetters(max_share=1.0, topic=topic or None) if letters == "yes" else None
     builder = TransactionalTopologyBuilder(name, "orders", spout(source), parallelism=2, dead_letters=wanted)
@@ -310,9 +310,7 @@ def test_each_record_is_counted_or_dead_on_spark_with_postgresql(
 
 def words_of(name: str, behind_exchange: BasicBolt | DataFrameBolt, limits: DeadLetters) -> Topology:
     """Without tasks that stay, since each of them is one more of the Spark jobs that a test counts."""
-    spout = OpaqueSpout(
-        KafkaSource(name, value_format="json", schema="word string"), max_batch_records=50_000
-    )
+    spout = OpaqueSpout(KafkaSource(name, decode=Decode("json", "word string")), max_batch_records=50_000)
     builder = TransactionalTopologyBuilder(
         name, "words", spout, parallelism=2, dead_letters=limits, resident_tasks=0
     )

@@ -230,7 +230,7 @@ def test_a_search_that_breaks_leaves_the_error_as_it_was(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("the search itself")
 
-    monkeypatch.setattr("txstream.engine.start.batch_tier.name_record", broken)
+    monkeypatch.setattr("txstream.plugins.audit.failing_record.name_record", broken)
     world.produce("w3 0")
     with pytest.raises(txstream.StateValueError, match=r"got nan.*filter such tuples out before the state$"):
         world.run(store(part=Sum("part"))(world.name))

@@ -23,6 +23,7 @@ from support.kafka_topics import Topics
 from txstream import (
     Count,
     DeadLetters,
+    KafkaOptions,
     KafkaSource,
     OpaqueSpout,
     SqlState,
@@ -102,7 +103,7 @@ def examine(address: str, topic: str, folder: Path) -> dict[str, Check]:
         "sasl_plain_username": "me",
         "sasl_plain_password": PASSWORD,
     }
-    source = KafkaSource(topic, address, client_options=options, publish_group=f"{topic}-group")
+    source = KafkaSource(topic, address, client=KafkaOptions(options), publish_group=f"{topic}-group")
     letters = DeadLetters(topic=f"{topic}-letters")
     builder = TransactionalTopologyBuilder("acls", "lines", OpaqueSpout(source), dead_letters=letters)
     state = SqlState(topic, key="value string", value="n bigint")

@@ -14,7 +14,7 @@ from support.promises import SPOUT_KINDS
 from txstream.core.waits import wait_until
 from txstream.plugins.local.embedded import EmbeddedKafka, Services
 from txstream.plugins.proof.spout_suite import Row, Rows, SpoutHarness, check_spout
-from txstream.spouts.kafka import KafkaSource
+from txstream.spouts.kafka import KafkaOptions, KafkaSource
 
 OUTAGES = {
     "plans-around-an-outage",
@@ -47,7 +47,9 @@ class TopicHarness(SpoutHarness):
         return self.topics.create(topic, 2)
 
     def create(self) -> KafkaSource:
-        return KafkaSource(self.topic, self.topics.address, partition_discovery_seconds=0.2)
+        return KafkaSource(
+            self.topic, self.topics.address, client=KafkaOptions(partition_discovery_seconds=0.2)
+        )
 
     def append(self, count: int) -> Rows:
         return dict(self.write(number, count) for number in range(self.partitions))
@@ -100,7 +102,7 @@ class FreezingHarness(TopicHarness):
     def create(self) -> KafkaSource:
         # Only the broker that is never frozen: a client may spend its connect timeout on a frozen one.
         bootstrap = f"127.0.0.1:{self.kafka.port_of(self.brokers[1])}"
-        return KafkaSource(self.topic, bootstrap, partition_discovery_seconds=0.2)
+        return KafkaSource(self.topic, bootstrap, client=KafkaOptions(partition_discovery_seconds=0.2))
 
     def create_topic(self, topic: str) -> str:
         return self.topics.create(topic, replicas={n: [broker] for n, broker in enumerate(self.brokers)})

@@ -19,7 +19,7 @@ from support.spouts import OpenSpout
 from txstream.core.errors import DataLostError, DecodeError, ServiceUnavailableError
 from txstream.plugins.local.embedded import Services
 from txstream.plugins.tracked.kafka_queue import KafkaMessage, KafkaQueueSpout
-from txstream.spouts.kafka import KafkaSource
+from txstream.spouts.kafka import Decode, KafkaOptions, KafkaSource
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ _READER = """
 import sys, time
 sys.path[:0] = sys.argv[4:]
 from support.spouts import OpenSpout
-from txstream.spouts.kafka import KafkaSource
+from txstream.spouts.kafka import Decode, KafkaSource
 from txstream.plugins.tracked.kafka_queue import KafkaQueueSpout
 
 address, topic, group = sys.argv[1:4]
@@ -238,7 +238,7 @@ def test_json_is_read_as_the_source_says(
 ) -> None:
     topics.create(unique)
     topics.send(unique, [b'{"id": "a", "n": 1}', b'{"id": "b"}'], headers=[("h", b"x")])
-    given = KafkaSource(unique, topics.address, value_format="json", schema="id string, n int")
+    given = KafkaSource(unique, topics.address, decode=Decode("json", "id string, n int"))
     reading = Reading(topics, unique, opened, group=group, source=given)
     reading.until(2)
     assert reading.rows == [("a", 1), ("b", None)]
@@ -252,7 +252,7 @@ def test_a_group_may_begin_at_the_end(
 ) -> None:
     topics.create(unique)
     topics.send(unique, [b"old"])
-    given = source(topics, unique, starting_offsets="latest")
+    given = source(topics, unique, start="latest")
     reading = Reading(topics, unique, opened, group=group, source=given)
 
     def read_something() -> bool:
@@ -269,7 +269,7 @@ def test_what_comes_between_two_runs_that_began_at_the_end_is_read(
     topics.create(unique, 2)
     for number in range(2):
         topics.send(unique, [b"old"], number)
-    given = source(topics, unique, starting_offsets="latest", partition_discovery_seconds=1.0)
+    given = source(topics, unique, start="latest", client=KafkaOptions(partition_discovery_seconds=1.0))
     Reading(topics, unique, opened, group=group, source=given)
     wait_until(lambda: committed(topics, unique, 0, group) == 1, "where the group begins")
     assert committed(topics, unique, 1, group) == 1

@@ -48,7 +48,7 @@ def test_a_batch_waits_until_its_registry_is_back(
         data_dir=tmp_path,
         schema_registry=own_registry.url,
     )
-    source = txstream.KafkaSource(unique, value_format="avro", schema=newer)
+    source = txstream.KafkaSource(unique, decode=txstream.Decode("avro", newer))
     builder = txstream.TransactionalTopologyBuilder(unique, "sales", txstream.OpaqueSpout(source))
     state = txstream.SqlState("sales", key="product string", value="cents bigint")
     store = txstream.SqlStateBolt(state, cents=txstream.Sum("cents"))

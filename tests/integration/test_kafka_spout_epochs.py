@@ -19,7 +19,7 @@ from txstream.api.spouts import SpoutContext, Unavailable
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.errors import DataLostError, ShortReadError
 from txstream.plugins.local.embedded import EmbeddedKafka
-from txstream.spouts.kafka import KafkaRange, KafkaSource
+from txstream.spouts.kafka import KafkaOptions, KafkaRange, KafkaSource
 
 ATTEMPT = attempt()
 CONTEXT = SpoutContext("epochs", "lines", {})
@@ -87,7 +87,7 @@ class Log:
             return "".join(value for batch in batches for value in batch.column("value").to_pylist())
 
     def source(self, **options: Any) -> KafkaSource:
-        options |= {"kafka_columns": ["value"], "partition_discovery_seconds": 0.2}
+        options = {"kafka_columns": ["value"], "client": KafkaOptions({}, 0.2), **options}
         return KafkaSource(self.topic, self.kafka.address, **options)
 
 
@@ -129,7 +129,7 @@ def test_a_log_that_was_cut_back_and_has_grown_past_our_place(
     with pytest.raises(ShortReadError, match="planned in leader epoch 0"):
         log.read(only(log.name, second), on_data_loss="skip")
     with caplog.at_level(logging.WARNING, "txstream"):  # as with a broker that does not report its epochs
-        old = log.plan(end, client_options={"api_version": (2, 2)})
+        old = log.plan(end, client=KafkaOptions({"api_version": (2, 2)}, 0.2))
     assert [(old[name].start, old[name].leader_epoch) for name in (log.name, other)] == [(5, None), (5, None)]
     assert caplog.text.count("does not report leader epochs") == 1
     # A new leader alone loses nothing.

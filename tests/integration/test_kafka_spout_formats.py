@@ -18,7 +18,7 @@ from support.schema_registry import FakeRegistry, register
 from support.tables import read_rows
 
 import txstream
-from txstream import KafkaSource, inspect
+from txstream import Decode, KafkaSource, inspect
 from txstream.api.spouts import SpoutContext
 from txstream.core.dead_letters import DeadLetter
 from txstream.core.errors import DecodeError
@@ -60,8 +60,13 @@ def with_registry(settings: txstream.Settings, url: str) -> txstream.Settings:
 
 @pytest.mark.parametrize("semantics", ["opaque", "transactional"])
 def test_a_batch_waits_for_its_registry_and_bad_records_become_dead_letters(
-    topics: Topics, settings: txstream.Settings, unique: str, semantics: str
+    topics: Topics,
+    settings: txstream.Settings,
+    unique: str,
+    semantics: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("txstream.plugins.formats.schema_registry._UNKNOWN_SECONDS", 0.5)
     older = {**ORDER, "fields": ORDER["fields"][:3]}
     wrong = {**ORDER, "fields": [{"name": "product", "type": "string"}, {"name": "amount", "type": "double"}]}
     topics.create(unique)
@@ -72,7 +77,8 @@ def test_a_batch_waits_for_its_registry_and_bad_records_become_dead_letters(
         good = [
             encoded(new, ORDER, one) if at % 2 else encoded(old, older, one) for at, one in enumerate(made)
         ]
-        bad = [good[0][:-1], encoded(other, wrong, {"product": "tea", "amount": 1.5})]
+        looks_framed = b"\0\0\0\x27\x0fit only looks like an id"
+        bad = [good[0][:-1], encoded(other, wrong, {"product": "tea", "amount": 1.5}), looks_framed, None]
         topics.send(unique, good[:20] + bad + good[20:], key=encoded(key, "string", "tea"))
         registry.stop()
         url = registry.url.replace("://", "://me:secret@")
@@ -94,6 +100,8 @@ def test_a_batch_waits_for_its_registry_and_bad_records_become_dead_letters(
         finally:
             running.stop()
         assert report.caught_up
+        replayed = inspect.replay(topology, 1, with_registry(settings, url))
+        assert replayed.batches[0].differs == (), "what was left out is not in the digest"
     expected: dict[str, Decimal] = {}
     for one in made:
         expected[one["product"]] = expected.get(one["product"], Decimal(0)) + one["amount"]
@@ -101,13 +109,15 @@ def test_a_batch_waits_for_its_registry_and_bad_records_become_dead_letters(
     assert {row["product"]: Decimal(row["turnover"]) for row in rows} == expected
     assert sum(row["orders"] for row in rows) == 40
     letters = read_rows(str(settings.database), "txstream_dead_letter")
-    assert {letter["offset"] for letter in letters} == {20, 21}
-    assert Counter(letter["exception"] for letter in letters) == {"DecodeError": 2}
+    assert {letter["offset"] for letter in letters} == {20, 21, 22, 23}
+    assert Counter(letter["exception"] for letter in letters) == {"DecodeError": 4}
     told = " ".join(letter["message"] for letter in letters)
     assert (
         f"(subject '{unique}-value', version 3): field 'amount' is double in the writer's schema, bytes "
         f"(decimal(12,2)) in the topology's" in told
     )
+    assert f"schema 9999 is not in the schema registry at {registry.url}, which was asked for it" in told
+    assert "a record without a value (tombstone) is at offset 23" in told
     assert "secret" not in told
 
 
@@ -122,7 +132,7 @@ def test_protobuf_records(
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     order = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
-    source = KafkaSource(unique, value_format="protobuf", schema=order)
+    source = KafkaSource(unique, decode=Decode("protobuf", order))
     builder = txstream.TransactionalTopologyBuilder(unique, "orders", txstream.OpaqueSpout(source))
     table = unique.replace("-", "_")
     store = txstream.SqlStateBolt(
@@ -174,12 +184,10 @@ def test_keys_and_values_of_two_versions(topics: Topics, unique: str, registry_u
     source = KafkaSource(
         unique,
         topics.address,
-        value_format="avro",
-        schema=ORDER,
-        key_format="avro",
-        key_schema=customer,
+        decode=Decode(
+            "avro", ORDER, tombstones="null", key_format="avro", key_schema=customer, schema_registry=url
+        ),
         kafka_columns=["key", "offset"],
-        schema_registry=url,
     )
     context = SpoutContext("formats", "orders", {})
     emitter = source.emitter(context)
@@ -198,4 +206,4 @@ def test_keys_and_values_of_two_versions(topics: Topics, unique: str, registry_u
         DecodeError, match=rf"^the key of the record at offset 1 of topic '{unique}', .* no schema id"
     ):
         decode([replace(letter, key=b"five")])
-    assert source.undecoded().output.names == KafkaSource(unique, value_format="binary").output.names
+    assert source.undecoded().output.names == KafkaSource(unique, decode=Decode("binary")).output.names

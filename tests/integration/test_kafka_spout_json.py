@@ -18,9 +18,10 @@ from txstream.api.spouts import SpoutContext
 from txstream.core.errors import DataLostError, DecodeError
 from txstream.plugins.local.embedded import Services
 from txstream.plugins.local.local_runner import InProcessRunner
-from txstream.spouts.kafka import KafkaRange, KafkaSource
+from txstream.spouts.kafka import Decode, KafkaRange, KafkaSource
 
 SCHEMA = "user string, amount decimal(10,2), at timestamp"
+NULLS = Decode("json", SCHEMA, tombstones="null")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def topics(services: Services) -> Iterator[Topics]:
 
 def read(topics: Topics, name: str, *ranges: tuple[int, int], **options: Any) -> pa.Table:
     """Return the rows of these ranges of partitions 0, 1, ..."""
-    source = KafkaSource(name, topics.address, **{"value_format": "json", "schema": SCHEMA, **options})
+    source = KafkaSource(name, topics.address, **{"decode": Decode("json", SCHEMA), **options})
     emitter = source.emitter(SpoutContext("json", "lines", {}))
     try:
         metas = {f"{name}/{number}": KafkaRange(*span) for number, span in enumerate(ranges)}
@@ -51,10 +52,10 @@ def test_the_fields_of_the_schema_and_kafkas_columns(topics: Topics, unique: str
     )
     ann = {"user": "ann", "amount": Decimal("12.50"), "at": datetime(2026, 11, 21, 10, tzinfo=UTC)}
     nothing = {"user": None, "amount": None, "at": None}
-    assert read(topics, unique, (0, 3)).to_pylist() == [ann, nothing, nothing]
-    beside = read(topics, unique, (1, 3), kafka_columns=["offset", "key"])
+    assert read(topics, unique, (0, 3), decode=NULLS).to_pylist() == [ann, nothing, nothing]
+    beside = read(topics, unique, (1, 3), kafka_columns=["offset", "key"], decode=NULLS)
     assert beside.to_pylist() == [{**nothing, "offset": n, "key": b"k"} for n in (1, 2)]
-    columns = {"value_format": "string", "schema": None, "kafka_columns": ["offset", "value"]}
+    columns = {"decode": Decode("string"), "kafka_columns": ["offset", "value"]}
     assert read(topics, unique, (1, 2), **columns).to_pylist() == [{"offset": 1, "value": "{}"}]
 
 
@@ -80,7 +81,7 @@ def test_a_record_that_does_not_fit_is_named(topics: Topics, unique: str) -> Non
     assert "100,010 bytes" in message
     with pytest.raises(DecodeError, match=r"""the value is '\{"amount": 1\.005\}'; correct the schema"""):
         read(topics, unique, (0, 0), (0, 4))
-    replaced = read(topics, unique, (0, 0), (2, 3), errors="replace")
+    replaced = read(topics, unique, (0, 0), (2, 3), decode=Decode("json", SCHEMA, errors="replace"))
     assert replaced.column("user").to_pylist() == ["caf\ufffd"]
 
 
@@ -89,7 +90,8 @@ def test_sums_over_the_topics_of_a_pattern(
 ) -> None:
     """Each run reads new topics too; a value that does not fit, or a topic that is gone, ends a run."""
     source = KafkaSource(
-        topic_pattern=f"{unique}-.*", value_format="json", schema="user string, cents bigint"
+        topic_pattern=f"{unique}-.*",
+        decode=Decode("json", "user string, cents bigint"),
     )
     builder = txstream.TransactionalTopologyBuilder(unique, "orders", txstream.OpaqueSpout(source))
     state = txstream.SqlState(unique, key="user string", value="cents bigint")

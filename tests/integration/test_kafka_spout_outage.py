@@ -22,12 +22,12 @@ from txstream.core.batch_metas import BatchMetas
 from txstream.core.dead_letters import DeadLetter
 from txstream.core.errors import PartitionUnavailableError
 from txstream.core.transaction import Txid
-from txstream.engine.letters.topic import LetterTopic
 from txstream.inspect.snapshot import Snapshot
 from txstream.inspect.source import KAFKA_SOURCE, SourceNow, source_now
 from txstream.plugins.local.embedded import EmbeddedKafka
+from txstream.plugins.monitoring.letter_topic import LetterTopic
 from txstream.settings import Settings
-from txstream.spouts.kafka import KafkaRange, KafkaSource
+from txstream.spouts.kafka import KafkaOptions, KafkaRange, KafkaSource
 from txstream.spouts.kafka.letter_topic import KafkaLetterTopic
 from txstream.state import open_database
 
@@ -85,7 +85,7 @@ def timed(call: Callable[[], object]) -> float:
 def test_a_frozen_broker_costs_one_deadline(
     kafka: EmbeddedKafka, topic: str, freeze: Callable[..., None]
 ) -> None:
-    source = KafkaSource(topic, kafka.address, partition_discovery_seconds=0.5)
+    source = KafkaSource(topic, kafka.address, client=KafkaOptions(partition_discovery_seconds=0.5))
     coordinator = source.coordinator(SpoutContext("outage", "lines", {}))
     emitter = source.emitter(SpoutContext("outage", "lines", {}, fetch_timeout_seconds=2.0))
     on_both = ranges(coordinator.plan({}, MANY))
@@ -136,7 +136,7 @@ def test_a_start_goes_on_without_the_frozen_broker(
 def test_a_partition_that_is_away_when_a_topology_begins_has_its_place_once_it_can_be_asked(
     topics: Topics, topic: str, freeze: Callable[..., None]
 ) -> None:
-    source = KafkaSource(topic, topics.address, starting_offsets="latest")
+    source = KafkaSource(topic, topics.address, start="latest")
     context = SpoutContext("outage", "lines", {})
     coordinator = source.coordinator(context)
     freeze(True)
@@ -169,7 +169,7 @@ def ranges_of(plan: Mapping[str, KafkaRange | Unavailable]) -> list[KafkaRange]:
 def test_a_broker_that_is_gone_and_comes_back(kafka: EmbeddedKafka, topics: Topics, topic: str) -> None:
     moving = topics.create(f"{topic}-moving", replicas={0: [2, 1]})
     topics.send(moving, [b"a", b"b", b"c"])
-    source = KafkaSource([topic, moving], kafka.address, partition_discovery_seconds=0.5)
+    source = KafkaSource([topic, moving], kafka.address, client=KafkaOptions(partition_discovery_seconds=0.5))
     coordinator = source.coordinator(SpoutContext("outage", "lines", {}))
     emitter = source.emitter(SpoutContext("outage", "lines", {}, fetch_timeout_seconds=2.0))
     planned = {

@@ -14,7 +14,7 @@ from txstream.api.spouts import SpoutContext, Unavailable
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.errors import DataLostError, ServiceUnavailableError, UsageError
 from txstream.plugins.local.embedded import Services
-from txstream.spouts.kafka import KafkaRange, KafkaSource
+from txstream.spouts.kafka import KafkaOptions, KafkaRange, KafkaSource
 from txstream.spouts.kafka.coordinator import KafkaPartitionCoordinator
 from txstream.spouts.kafka.fetch import RangeFetcher
 
@@ -34,7 +34,7 @@ def open_plan(topics: Topics) -> Iterator[Any]:
     opened: list[KafkaPartitionCoordinator] = []
 
     def start(*names: str, **options: Any) -> KafkaPartitionCoordinator:
-        options.setdefault("partition_discovery_seconds", 0.2)
+        options.setdefault("client", KafkaOptions(partition_discovery_seconds=0.2))
         opened.append(KafkaSource(names, topics.address, **options).coordinator(CONTEXT))
         return opened[-1]
 
@@ -155,7 +155,7 @@ def test_latest_is_what_the_log_ended_with_when_the_run_began(
 ) -> None:
     topics.create(unique, 2)
     fill(topics, unique, 10)
-    coordinator = open_plan(unique, starting_offsets="latest")
+    coordinator = open_plan(unique, start="latest")
     assert spans(coordinator.plan({}, MANY)) == {"0": (10, 10), "1": (0, 0)}
     fill(topics, unique, 3)
     # They are not committed yet; even so, what came meanwhile is not skipped.
@@ -165,7 +165,7 @@ def test_latest_is_what_the_log_ended_with_when_the_run_began(
     assert coordinator.lag_records({}, targets) == 3
     assert coordinator.lag_records(metas.positions(), targets) == 3
     # The next driver knows only what is committed.
-    after_a_death = open_plan(unique, starting_offsets="latest")
+    after_a_death = open_plan(unique, start="latest")
     assert spans(after_a_death.plan(metas.positions(), MANY)) == {"0": (10, 13)}
 
 
@@ -173,19 +173,19 @@ def test_a_log_whose_end_is_its_beginning_is_caught_up_once_its_first_place_is_c
     topics: Topics, unique: str, open_plan: Any
 ) -> None:
     topics.create(unique)
-    coordinator = open_plan(unique, starting_offsets="latest")
+    coordinator = open_plan(unique, start="latest")
     targets = coordinator.targets()
     assert coordinator.lag_records({}, targets) == 0
     assert not coordinator.reached({}, targets), "the next run would begin elsewhere"
     assert coordinator.reached(after({}, coordinator.plan({}, MANY)), targets)
 
 
-def test_explicit_starting_offsets(topics: Topics, unique: str, open_plan: Any) -> None:
+def test_explicit_starts(topics: Topics, unique: str, open_plan: Any) -> None:
     topics.create(unique, 4)
     for number in range(4):
         fill(topics, unique, 10, number)
     given = {f"{unique}/0": 4, f"{unique}/1": "earliest", f"{unique}/2": 10, "*": "latest"}
-    coordinator = open_plan(unique, starting_offsets=given)
+    coordinator = open_plan(unique, start=given)
     places = coordinator.plan({}, MANY)
     assert spans(places) == {"0": (4, 4), "2": (10, 10), "3": (10, 10)}
     assert coordinator.lag_records({}, coordinator.targets()) == 16
@@ -193,11 +193,11 @@ def test_explicit_starting_offsets(topics: Topics, unique: str, open_plan: Any) 
     assert coordinator.lag_records(last, coordinator.targets()) == 16
     assert spans(coordinator.plan(last, MANY)) == {"0": (4, 10), "1": (0, 10)}
     with pytest.raises(UsageError, match=f"begins {unique}/0 at offset 11, but its log ends at 10"):
-        open_plan(unique, starting_offsets={f"{unique}/0": 11}).plan({}, MANY)
+        open_plan(unique, start={f"{unique}/0": 11}).plan({}, MANY)
     topics.delete_before(unique, 0, 6)
     with pytest.raises(DataLostError, match="offset 4: the log begins at offset 6"):
-        open_plan(unique, starting_offsets=given).plan({}, MANY)
-    skipping = open_plan(unique, starting_offsets=given, on_data_loss="skip").plan({}, MANY)
+        open_plan(unique, start=given).plan({}, MANY)
+    skipping = open_plan(unique, start=given, on_data_loss="skip").plan({}, MANY)
     meta = skipping[f"{unique}/0"]
     assert (meta.start, meta.end, meta.skipped_from) == (6, 6, 4)
 
@@ -233,7 +233,7 @@ def test_an_open_transaction_holds_the_end_back(topics: Topics, unique: str, ope
 def test_new_partitions_begin_at_their_beginning(topics: Topics, unique: str, open_plan: Any) -> None:
     topics.create(unique)
     fill(topics, unique, 5)
-    coordinator = open_plan(unique, starting_offsets="latest")
+    coordinator = open_plan(unique, start="latest")
     last = after({}, coordinator.plan({}, MANY))
     topics.add_partitions(unique, 3)
     for number in range(3):

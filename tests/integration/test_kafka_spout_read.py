@@ -15,7 +15,7 @@ from support.kafka_topics import Topics, attempt, wait_until
 from txstream.api.spouts import SpoutContext
 from txstream.core.errors import DataLostError, DecodeError, ShortReadError
 from txstream.plugins.local.embedded import Services
-from txstream.spouts.kafka import KafkaRange, KafkaSource, client as kafka_client
+from txstream.spouts.kafka import Decode, KafkaOptions, KafkaRange, KafkaSource, client as kafka_client
 from txstream.spouts.kafka.emitter import KafkaPartitionEmitter
 from txstream.spouts.kafka.fetch import RangeFetcher
 from txstream.spouts.kafka.range_read import RangeRead
@@ -153,7 +153,7 @@ def test_a_read_that_is_given_up_does_not_disturb_the_next(
     topics.create(unique, 2)
     fill(topics, unique, 3000, 0)
     fill(topics, unique, 3000, 1)
-    reading = open_reading(unique, client_options={"max_partition_fetch_bytes": 65536})
+    reading = open_reading(unique, client=KafkaOptions({"max_partition_fetch_bytes": 65536}))
     both = {f"{unique}/0": KafkaRange(0, 3000), f"{unique}/1": KafkaRange(0, 3000)}
     given_up = reading.emitter.emit_many(ATTEMPT, both)
     next(given_up)
@@ -179,7 +179,7 @@ def test_several_partitions_are_read_together_in_order(
     metas = {f"{unique}/{number}": KafkaRange(number, 4000 - number) for number in range(3)}
     metas |= {f"{other}/0": KafkaRange(0, 10), f"{unique}/nothing": KafkaRange(3, 3)}
     # Fetches are small, so that every range takes many and the ranges take turns.
-    reading = open_reading(unique, other, client_options={"fetch_max_bytes": 20_000})
+    reading = open_reading(unique, other, client=KafkaOptions({"fetch_max_bytes": 20_000}))
     got: dict[str, list[int]] = {}
     for name, batch in reading.emitter.emit_many(ATTEMPT, metas):
         got.setdefault(name, []).extend(batch.column("offset").to_pylist())
@@ -285,7 +285,7 @@ def test_a_record_larger_than_a_fetch(topics: Topics, unique: str, open_reading:
     for partition in (0, 1):
         topics.send(unique, [b"a", b"b" * 600_000, b"c"], partition)
     reading = open_reading(
-        unique, client_options={"max_partition_fetch_bytes": 1000, "fetch_max_bytes": 1000}
+        unique, client=KafkaOptions({"max_partition_fetch_bytes": 1000, "fetch_max_bytes": 1000})
     )
     metas = {f"{unique}/{number}": KafkaRange(0, 3) for number in (0, 1)}
     sizes = [
@@ -301,7 +301,7 @@ def test_what_is_not_utf8_is_named(topics: Topics, unique: str, open_reading: An
     topics.send(unique, [b"fine", b"caf\xe9 au lait"], key=b"fine")
     topics.send(unique, [b"fine"], key=b"\xff")
     name = f"{unique}/0"
-    strict = open_reading(unique, key_format="string")
+    strict = open_reading(unique, decode=Decode(key_format="string"))
     assert strict.values(name, 0, 1) == ["fine"]
     with pytest.raises(
         DecodeError,
@@ -310,10 +310,10 @@ def test_what_is_not_utf8_is_named(topics: Topics, unique: str, open_reading: An
         strict.values(name, 0, 2)
     with pytest.raises(DecodeError, match="the key of the record at offset 2"):
         strict.values(name, 2, 3)
-    replacing = open_reading(unique, key_format="string", errors="replace").table(name, 0, 3)
+    replacing = open_reading(unique, decode=Decode(key_format="string", errors="replace")).table(name, 0, 3)
     assert replacing.column("value").to_pylist() == ["fine", "caf\ufffd au lait", "fine"]
     assert replacing.column("key").to_pylist() == ["fine", "fine", "\ufffd"]
-    raw = open_reading(unique, value_format="binary").table(name, 0, 3)
+    raw = open_reading(unique, decode=Decode("binary")).table(name, 0, 3)
     assert raw.column("value").to_pylist() == [b"fine", b"caf\xe9 au lait", b"fine"]
     assert raw.column("key").to_pylist() == [b"fine", b"fine", b"\xff"]
 

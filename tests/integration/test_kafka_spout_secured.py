@@ -15,7 +15,7 @@ from txstream.api.spouts import SpoutContext
 from txstream.core.errors import ServiceUnavailableError
 from txstream.plugins.local.embedded import EmbeddedKafka, find_java
 from txstream.plugins.local.embedded.ports import HOST, free_port
-from txstream.spouts.kafka import KafkaSource
+from txstream.spouts.kafka import KafkaOptions, KafkaSource
 
 PASSWORD = "correct-horse"
 MANY = 1_000_000
@@ -81,7 +81,7 @@ def test_client_options_reach_driver_and_executor(
     with Topics(kafka.address) as topics:
         topics.create(unique)
         topics.send(unique, [b"a", b"b"])
-    source = KafkaSource(unique, address, client_options=options(certificate))
+    source = KafkaSource(unique, address, client=KafkaOptions(options(certificate)))
     context = SpoutContext("secured", "lines", {})
     coordinator, emitter = source.coordinator(context), source.emitter(context)
     plan = ranges(coordinator.plan({}, MANY))
@@ -114,7 +114,7 @@ def test_wrong_credentials_are_said_and_not_shown(
     change: dict[str, Any],
     reason: str,
 ) -> None:
-    source = KafkaSource("lines", secured[1], client_options=options(certificate, **change))
+    source = KafkaSource("lines", secured[1], client=KafkaOptions(options(certificate, **change)))
     began = time.monotonic()
     with pytest.raises(ServiceUnavailableError, match=reason) as caught:
         source.coordinator(SpoutContext("secured", "lines", {}, connect_timeout_seconds=2.0))

@@ -27,7 +27,7 @@ from txstream.core.batch_metas import BatchMetas
 from txstream.core.errors import DataLostError, ServiceUnavailableError
 from txstream.plugins.local.embedded import EmbeddedKafka, Services
 from txstream.plugins.local.embedded.ports import HOST, free_port
-from txstream.spouts.kafka import KafkaRange, KafkaSource
+from txstream.spouts.kafka import KafkaOptions, KafkaRange, KafkaSource
 from txstream.spouts.kafka.coordinator import KafkaPartitionCoordinator
 
 CONTEXT = SpoutContext("topics", "lines", {})
@@ -47,7 +47,11 @@ def open_plan(topics: Topics) -> Iterator[Any]:
     opened: list[KafkaPartitionCoordinator] = []
 
     def start(**options: Any) -> KafkaPartitionCoordinator:
-        options = {"bootstrap": topics.address, "partition_discovery_seconds": 0.2, **options}
+        options = {
+            "bootstrap": topics.address,
+            "client": KafkaOptions(partition_discovery_seconds=0.2),
+            **options,
+        }
         opened.append(KafkaSource(**options).coordinator(CONTEXT))
         return opened[-1]
 
@@ -86,7 +90,7 @@ def test_a_pattern_reads_what_matches_and_finds_new_topics(
     other = topics.create(f"other-{unique}-eu")
     for name in (eu, us, other):
         fill(topics, name, 5)
-    coordinator = open_plan(topic_pattern=f"{unique}-[a-z]+|__.*", starting_offsets="latest")
+    coordinator = open_plan(topic_pattern=f"{unique}-[a-z]+|__.*", start="latest")
     targets = coordinator.targets()
     first = coordinator.plan({}, MANY)
     assert spans(first) == {f"{eu}/0": (5, 5), f"{eu}/1": (0, 0), f"{us}/0": (5, 5)}
@@ -151,7 +155,7 @@ def test_a_pattern_leaves_out_what_the_topology_writes_to_and_says_so_once(
 def test_a_pattern_that_matches_nothing_waits(
     topics: Topics, unique: str, open_plan: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    coordinator = open_plan(topic_pattern=f"{unique}.*", starting_offsets="latest")
+    coordinator = open_plan(topic_pattern=f"{unique}.*", start="latest")
     assert coordinator.targets() == {}
     begun = coordinator.plan({}, MANY)
     assert spans(begun) == {"(no topic yet)/0": (0, 0)}, "that the run has begun is stored"
@@ -239,16 +243,16 @@ def test_a_start_by_timestamp(topics: Topics, unique: str, open_plan: Any) -> No
     )  # out of order: found by the first that fits
     send_at(topics, unique, NOON, NOON + SECOND, partition=2)
     start = NOON + 4 * SECOND
-    coordinator = open_plan(topics=unique, starting_offsets=start)
+    coordinator = open_plan(topics=unique, start=start)
     expected = {f"{unique}/0": (4, 4), f"{unique}/1": (0, 0), f"{unique}/2": (2, 2), f"{unique}/3": (0, 0)}
     targets = coordinator.targets()
     first = coordinator.plan({}, MANY)
     assert spans(first) == expected
     assert coordinator.lag_records({}, targets) == 8
     between = start - timedelta(milliseconds=999, microseconds=999)
-    assert spans(open_plan(topics=unique, starting_offsets=between).plan({}, MANY)) == expected
+    assert spans(open_plan(topics=unique, start=between).plan({}, MANY)) == expected
     rules = {"*": start, f"{unique}/0": NOON + 8 * SECOND, f"{unique}/1": 1, f"{unique}/2": "earliest"}
-    mixed = open_plan(topics=unique, starting_offsets=rules)
+    mixed = open_plan(topics=unique, start=rules)
     plan = mixed.plan({}, MANY)
     assert spans(plan) == {f"{unique}/0": (8, 8), f"{unique}/1": (1, 1), f"{unique}/3": (0, 0)}
     plan = mixed.plan(after({}, plan), MANY)
@@ -266,7 +270,7 @@ def test_a_start_by_timestamp(topics: Topics, unique: str, open_plan: Any) -> No
     wait_until(lambda: f"{unique}/4" in coordinator.plan(last, MANY), "the new partition is found")
     appeared = {f"{unique}/4": (0, 1)}
     assert spans(coordinator.plan(last, MANY)) == appeared
-    restarted = open_plan(topics=unique, starting_offsets=start)
+    restarted = open_plan(topics=unique, start=start)
     assert restarted.lag_records(last, restarted.targets()) == 1
     assert spans(restarted.plan(last, MANY)) == appeared
 
@@ -285,15 +289,15 @@ def test_a_start_by_timestamp_sees_what_the_reader_may_see(
     send_at(topics, unique, NOON + 2 * SECOND)
     start = NOON + SECOND + timedelta(milliseconds=1)
     name = f"{unique}/0"
-    committed = open_plan(topics=unique, starting_offsets=start)
-    everything = open_plan(topics=unique, starting_offsets=start, isolation_level="read_uncommitted")
+    committed = open_plan(topics=unique, start=start)
+    everything = open_plan(topics=unique, start=start, isolation_level="read_uncommitted")
     assert spans(everything.plan({}, MANY)) == {name: (2, 2)}
     last = after({}, committed.plan({}, MANY))
     assert last[name].end == 1, "the end is where the open transaction begins"
     producer.commit_transaction()
     producer.close()
     wait_until(lambda: spans(committed.plan(last, MANY)) == {name: (1, 6)}, "the transaction is committed")
-    assert spans(open_plan(topics=unique, starting_offsets=start).plan({}, MANY)) == {name: (2, 2)}
+    assert spans(open_plan(topics=unique, start=start).plan({}, MANY)) == {name: (2, 2)}
 
 
 # --- what a user may see ---------------------------------------------------------------------------------
@@ -330,12 +334,14 @@ def test_topics_that_may_not_be_described_are_reported_and_not_taken_for_gone(
     kafka, address = guarded
     mine = {
         "bootstrap": address,
-        "client_options": {
-            "security_protocol": "SASL_PLAINTEXT",
-            "sasl_mechanism": "PLAIN",
-            "sasl_plain_username": "me",
-            "sasl_plain_password": "mine",
-        },
+        "client": KafkaOptions(
+            {
+                "security_protocol": "SASL_PLAINTEXT",
+                "sasl_mechanism": "PLAIN",
+                "sasl_plain_username": "me",
+                "sasl_plain_password": "mine",
+            }
+        ),
     }
     with Topics(kafka.address) as topics:
         shown, withdrawn, hidden = (topics.create(f"{unique}-{kind}") for kind in ("a", "b", "hidden"))

@@ -23,11 +23,12 @@ from support.states import Rig, word_table
 from support.tables import execute
 from unit import test_sql_locks
 
-from txstream.core.errors import ServiceUnavailableError, StaleAttemptError
+from txstream.core.errors import ServiceUnavailableError, StaleAttemptError, StateTableError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import attempt_id
 from txstream.core.waits import wait_until
 from txstream.state import AnswerLostError, FenceLockedError, StateBackend, open_sql_database
+from txstream.state.sql import postgresql
 from txstream.state.sql.postgresql import PostgreSQLDialect
 
 OPAQUE = Semantics.OPAQUE
@@ -143,7 +144,7 @@ class ServerLocks(test_sql_locks.TestLocks):
     # --- drivers --------------------------------------------------------------------------------------
 
     def test_statements_of_a_small_commit(self, rig: Rig) -> None:
-        """Each statement is a round trip; BEGIN and COMMIT are extra."""
+        """Each is a round trip, or goes with the one before. BEGIN goes with the first; COMMIT is extra."""
         rig.commit(1, {"a": 1})
         statements: list[str] = []
         sa.event.listen(
@@ -297,6 +298,37 @@ class TestLocks(ServerLocks):
         rig.commit(1, {"a": 1})
         under = rig.begin(2)
         assert begun == [(1, []), (1, [["1", "committed", str(under.attempt - 1)]])]
+
+    def test_a_trigger_is_asked_for_in_the_message_that_writes(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody has just made one, and the write waits for the table until its maker commits."""
+        messages: list[str] = []
+        encoded = postgresql._texts
+
+        def noting(*given: Any) -> Any:
+            messages.append("; ".join(texts := [*encoded(*given)]))
+            return texts
+
+        monkeypatch.setattr(postgresql, "_texts", noting)
+        rig.commit(1, {"a": 1})
+        assert re.search(
+            r'^INSERT INTO "word_count" .*; SELECT relhastriggers [^;]*$', messages[-1], re.DOTALL
+        )
+        engine = sa.create_engine(rig.url)
+        with ThreadPoolExecutor(1) as pool:
+            with engine.begin() as maker:
+                maker.exec_driver_sql(
+                    "CREATE FUNCTION loses() RETURNS trigger LANGUAGE plpgsql AS "
+                    "'BEGIN DELETE FROM word_count WHERE word = NEW.word; RETURN NULL; END'; "
+                    "CREATE TRIGGER loses AFTER INSERT ON word_count FOR EACH ROW EXECUTE FUNCTION loses()"
+                )
+                write = pool.submit(rig.commit, 2, {"lost": 1})
+                assert wait_until(lambda: self.is_waiting(rig.url), PATIENCE_SECONDS)
+            with pytest.raises(StateTableError, match="1 of them"):
+                write.result(PATIENCE_SECONDS)
+        engine.dispose()
+        assert rig.values() == {"a": 1}
 
     def is_waiting(self, url: str) -> bool:
         return postgres_tools.session(url, "wait_event_type = 'Lock'") is not None

@@ -25,9 +25,10 @@ from txstream.core.errors import SchemaError, ServiceUnavailableError, TopologyE
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch.executor_failures import describe
 from txstream.engine.letters.retry_policy import Verdict, judge, may_be_a_record
+from txstream.plugins.formats.registered_values import RegisteredFormat, RegisteredReader
 from txstream.plugins.formats.schema_registry import SchemaRegistry, UnknownSchemaError
 from txstream.spouts.formats.unfit_values import BadValueError, refuse_first
-from txstream.spouts.kafka import KafkaSource
+from txstream.spouts.kafka import Decode, KafkaSource
 from txstream.spouts.kafka.columns import readers
 
 PASSWORD = "pa/ss@word"
@@ -55,7 +56,7 @@ def encoded(schema_id: int, schema: Any, value: Any) -> bytes:
 
 def reader_of(registry: str, schema: Any = READER, **options: Any) -> Callable[[list[bytes | None]], Any]:
     addresses = {"schema_registry": registry, **options}
-    source = KafkaSource("orders", value_format="avro", schema=schema)
+    source = KafkaSource("orders", decode=Decode("avro", schema))
     read = readers(source, SpoutContext("t", "orders", addresses, 2.0, 2.0)).value
     assert read is not None
 
@@ -196,13 +197,55 @@ def test_a_schema_that_the_registry_does_not_have_is_asked_for_again(registry: F
     assert not may_be_a_record(on_driver), "a good record would become a dead letter"
 
 
-def test_a_batch_with_an_unknown_schema_has_no_bad_record(
+def test_a_few_values_that_look_like_an_id_are_bad_and_many_are_the_registrys_matter(
     registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("txstream.plugins.formats.schema_registry._UNKNOWN_SECONDS", 0.0)
     registry.add("orders-value", json.dumps(OLD))
-    with pytest.raises(UnknownSchemaError, match=r"^schema 99 is not in the schema registry at "):
-        reader_of(url_of(registry))([encoded(1, OLD, {"id": 1, "user": "ann"}), b"\0\0\0\0\x63x"])
+    good, garbage = encoded(1, OLD, {"id": 1, "user": "ann"}), b"\0\0\0\0\x63x"
+    read = reader_of(url_of(registry))
+    unknown = r"^schema 99 is not in the schema registry at "
+    for alone in ([garbage], [garbage] * 11, [garbage, b"nothing"]):
+        with pytest.raises(UnknownSchemaError, match=unknown):
+            read(alone)  # type: ignore[arg-type]
+    for others in ([good], [good, *[garbage] * 9], []):  # the last: by itself, as a dead letter is tried
+        with pytest.raises(BadValueError, match=unknown) as bad:
+            read([*others, garbage])
+        assert bad.value.row == min(1, len(others))
+        assert bad.value.reason.endswith("; or it only looks as if it began with an id")
+    with pytest.raises(UnknownSchemaError, match=unknown):
+        read([good, *[garbage] * 11])
+
+
+def test_garbage_with_several_ids_is_waited_for_once(registry: FakeRegistry) -> None:
+    registry.add("orders-value", json.dumps(OLD))
+    clock = Clock()
+    client = SchemaRegistry(url_of(registry), clock=clock.read, pause=clock.pause)
+    source = KafkaSource("orders", decode=Decode("avro", READER))
+    assert isinstance(source.value_schema, RegisteredFormat)
+    reader = RegisteredReader(source.value_schema, lambda: client)
+    good = encoded(1, OLD, {"id": 1, "user": "ann"})
+    _, unfit = reader.read_fit([good, *(b"\0\0\0\x01%cx" % at for at in range(6))])
+    assert sorted(unfit) == [1, 2, 3, 4, 5, 6]
+    assert 4 < clock.now <= 10
+
+
+def test_what_was_read_by_is_told_with_a_fingerprint(registry: FakeRegistry) -> None:
+    """By id, for what was used since the last call; blanks in a text do not count."""
+    source = KafkaSource("orders", decode=Decode("avro", READER))
+    prints = []
+    for text in (json.dumps(OLD), json.dumps(OLD, indent=2), json.dumps(NEW)):
+        with FakeRegistry() as one:
+            one.add("orders-value", text)
+            made = readers(source, SpoutContext("t", "orders", {"schema_registry": one.url}, 2.0, 2.0))
+            assert made.value is not None
+            assert made.take_fetched() == {}
+            made.value([encoded(1, OLD, {"id": 1, "user": "ann"}), None])
+            found = made.take_fetched()
+            assert list(found) == ["schema 1"]
+            assert made.take_fetched() == {}
+            prints.append(found["schema 1"])
+    assert prints[0] == prints[1] != prints[2]
 
 
 def test_credentials_are_sent_and_never_shown(
@@ -228,7 +271,7 @@ def test_credentials_are_sent_and_never_shown(
             SchemaRegistry(url)
         told.append(str(caught.value))
     context = SpoutContext("t", "orders", {"schema_registry": url_of(registry)})
-    source = KafkaSource("orders", value_format="avro", schema=READER, schema_registry=url_of(registry))
+    source = KafkaSource("orders", decode=Decode("avro", READER, schema_registry=url_of(registry)))
     shown = " ".join([*told, caplog.text, repr(context), repr(source), repr(vars(client))])
     for secret in (PASSWORD, "pa%2Fss%40word", "wr0ng"):
         assert secret not in shown.replace(repr(client._pool.headers), "")
@@ -238,7 +281,7 @@ def test_what_is_no_registry_and_no_address_is_refused(registry: FakeRegistry) -
     registry.status = 302
     with pytest.raises(UsageError, match=r"/schemas/ids/1 is no answer of a schema registry \(HTTP 302"):
         SchemaRegistry(registry.url).schema(1)
-    source = KafkaSource("orders", "127.0.0.1:1", value_format="avro", schema=READER)
+    source = KafkaSource("orders", "127.0.0.1:1", decode=Decode("avro", READER))
     with pytest.raises(
         UsageError, match=r"^no schema registry for the topic 'orders'; give --schema-registry URL"
     ):
@@ -304,18 +347,18 @@ def test_schemas_that_import_others(registry: FakeRegistry) -> None:
 @each(
     ("options", "error", "words"),
     [
-        ({"value_format": "avro"}, SchemaError, "'avro' needs schema: an Avro schema is given as"),
-        ({"value_format": "avro", "schema": "nowhere.avsc"}, SchemaError, "'nowhere.avsc' cannot be read"),
-        ({"value_format": "avro", "schema": '"string"'}, SchemaError, "of a record, and this is string"),
-        ({"value_format": "avro", "schema": READER, "kafka_columns": ["value"]}, SchemaError, "'avro' reads"),
-        ({"key_format": "avro"}, SchemaError, "'avro' needs key_schema"),
-        ({"key_schema": READER}, SchemaError, "key_schema goes with a format that has fields"),
-        ({"value_format": "json", "schema": "id int", "key_format": "avro", "key_schema": READER},
+        ({"decode": Decode("avro")}, SchemaError, "'avro' needs schema: an Avro schema is given as"),
+        ({"decode": Decode("avro", "nowhere.avsc")}, SchemaError, "'nowhere.avsc' cannot be read"),
+        ({"decode": Decode("avro", '"string"')}, SchemaError, "of a record, and this is string"),
+        ({"decode": Decode("avro", READER), "kafka_columns": ["value"]}, SchemaError, "'avro' reads"),
+        ({"decode": Decode(key_format="avro")}, SchemaError, "'avro' needs key_schema"),
+        ({"decode": Decode(key_schema=READER)}, SchemaError, "key_schema goes with a format that has fields"),
+        ({"decode": Decode("json", "id int", key_format="avro", key_schema=READER)},
          SchemaError, "kafka_columns does not have 'key'"),
-        ({"schema_registry": "http://here"}, TopologyError, "schema_registry goes with formats"),
-        ({"value_format": "avro", "schema": READER, "wire_format": "plain", "schema_registry": "http://here"},
+        ({"decode": Decode(schema_registry="http://a")}, TopologyError, "schema_registry goes with formats"),
+        ({"decode": Decode("avro", READER, wire_format="plain", schema_registry="http://a")},
          TopologyError, "leave schema_registry out"),
-        ({"wire_format": "thrift"}, TopologyError, "wire_format is 'thrift'"),
+        ({"decode": Decode(wire_format="thrift")}, TopologyError, "wire_format is 'thrift'"),
     ],
 )  # fmt: skip
 def test_arguments_that_cannot_be_meant(options: Any, error: type[Exception], words: str) -> None:

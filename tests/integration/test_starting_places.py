@@ -21,7 +21,7 @@ from txstream.plugins.local.embedded import EmbeddedKafka, Services
 MODULE = """
 import json
 
-from txstream import Count, KafkaSource, OpaqueSpout, SqlState, SqlStateBolt, TransactionalSpout
+from txstream import Count, KafkaOptions, KafkaSource, OpaqueSpout, SqlState, SqlStateBolt, TransactionalSpout
 from txstream import TransactionalTopologyBuilder
 
 SPOUTS = {"opaque": OpaqueSpout, "transactional": TransactionalSpout}
@@ -30,7 +30,7 @@ SPOUTS = {"opaque": OpaqueSpout, "transactional": TransactionalSpout}
 def topology(topic, semantics, starting, second="", pattern=""):
     starting = json.loads(starting) if starting.startswith("{") else starting
     names = {"topic_pattern": pattern} if pattern else {"topics": topic}
-    source = KafkaSource(**names, starting_offsets=starting, partition_discovery_seconds=0.5)
+    source = KafkaSource(**names, start=starting, client=KafkaOptions(partition_discovery_seconds=0.5))
     builder = TransactionalTopologyBuilder(topic, "lines", SPOUTS[semantics](source))
     for name, url in {"one": None, "two": second}.items():
         if url != "":

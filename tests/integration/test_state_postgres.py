@@ -19,6 +19,7 @@ from unit import test_sql_types, test_sql_written
 from unit.test_concurrent_reader import TestReaders as TestReaders
 from unit.test_dead_letter_rows import TestDeadLetterRows as TestDeadLetterRows
 from unit.test_pruning import TestLedger as TestLedger
+from unit.test_rows_removed import TestRemoved as TestRemoved
 from unit.test_sql_append import TestAppended as TestAppended
 from unit.test_sql_growth import TestGrowth as TestGrowth
 from unit.test_sql_state import (

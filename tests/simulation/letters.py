@@ -234,10 +234,10 @@ class LetterRunner(Runner):
 
     known: ClassVar[dict[Hashable, _Known]] = {}
 
-    def _run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
+    def _run(self, attempt: TransactionAttempt, metas: BatchMetas[Any], spare: int) -> BatchResult:
         width = min(self._world.width, _TASKS)
         found: BatchResult = self._once(
-            attempt, metas, (width, metas.spare), lambda: super(LetterRunner, self)._run(attempt, metas)
+            attempt, metas, (width, spare), lambda: super(LetterRunner, self)._run(attempt, metas, spare)
         )
         return found
 

@@ -19,14 +19,28 @@ from txstream.testing import simulate
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 
-FIELDS = "topic string, partition int, offset bigint, customer string, amount bigint"
+FIELDS = "topic string, partition int, offset bigint, customer string, amount bigint, gone boolean"
 # A customer's records are in one partition, as those of a key are in Kafka, so that their order is known.
-ROWS = {f"p{p}": [("orders", p, at, f"{p}{at % 2}", 10 * p + at) for at in range(6)] for p in range(2)}
+ROWS = {
+    f"p{p}": [("orders", p, at, f"{p}{at % 2}", 10 * p + at, at in (1, 2)) for at in range(6)]
+    for p in range(2)
+}
 SPOUTS = {"opaque": OpaqueSpout, "transactional": TransactionalSpout}
 TABLES = {
     "fail": SqlTable("orders", "customer string, amount bigint"),
     "ignore": SqlTable("firsts", "amount bigint", key="customer string", on_conflict="ignore"),
     "replace": SqlTable("lasts", "amount bigint", key="customer string", on_conflict="replace"),
+    "removed": SqlTable(
+        "there", "amount bigint", key="customer string", on_conflict="replace", removed_by="gone"
+    ),
+    "in sequence": SqlTable(
+        "newest",
+        "amount bigint",
+        key="customer string",
+        on_conflict="replace",
+        removed_by="gone",
+        sequence_by="amount",
+    ),
 }
 EVERY_TABLE = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 
@@ -50,8 +64,8 @@ MUTANTS = {
     "no-restore": Patch(MERGING, "            if written != txid:\n", "            if True:\n"),
     "created-rows-stay": Patch(
         MERGING,
-        "return None if prev is None else (prev[:-1], prev, prev[-1])",
-        "return stored if prev is None else (prev[:-1], prev, prev[-1])",
+        "            if prev is None:\n                return None\n            before",
+        "            if prev is None:\n                return stored\n            before",
     ),
 }
 

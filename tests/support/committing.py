@@ -157,8 +157,8 @@ class _Watched(InProcessRunner):
         super().__init__(plan, width=width)
         self.custody = custody
 
-    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
-        result = super().run(attempt, metas)
+    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any], spare: int = 0) -> BatchResult:
+        result = super().run(attempt, metas, spare)
         with self.custody.noting():
             self.custody.given.append((attempt, result.kept))
         return result

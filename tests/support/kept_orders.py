@@ -7,6 +7,7 @@ from typing import Literal
 from txstream import (
     Count,
     DeadLetters,
+    Decode,
     KafkaSource,
     OpaqueSpout,
     SqlAppendBolt,
@@ -30,8 +31,7 @@ def topology(
 ) -> Topology:
     source = KafkaSource(
         topic,
-        value_format="json",
-        schema="customer string, at timestamp, day date",
+        decode=Decode("json", "customer string, at timestamp, day date"),
         kafka_columns=("topic", "partition", "offset"),
         max_records_per_partition=max_records_per_partition,
     )

@@ -127,9 +127,9 @@ class CountingRunner(InProcessRunner):
         self.attempts: list[TransactionAttempt] = []
         self.results: dict[TransactionAttempt, BatchResult] = {}
 
-    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
+    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any], spare: int = 0) -> BatchResult:
         self.attempts.append(attempt)
-        result = self.results[attempt] = super().run(attempt, metas)
+        result = self.results[attempt] = super().run(attempt, metas, spare)
         return result
 
 

@@ -11,6 +11,7 @@ from txstream import (
     BatchBolt,
     Committer,
     Count,
+    Decode,
     KafkaSource,
     NonTransactionalSpout,
     OpaqueSpout,
@@ -166,7 +167,7 @@ def orders(is_kafka: bool = True) -> Topology:
     if is_kafka:
         schema = schema.replace("user string", "user struct<id:string>")
         columns = ("topic", "offset")
-        source = KafkaSource("orders", value_format="json", schema=schema, kafka_columns=columns)
+        source = KafkaSource("orders", decode=Decode("json", schema), kafka_columns=columns)
     builder = TransactionalTopologyBuilder("orders", "orders", OpaqueSpout(source))
     state = SqlState("orders", "at timestamp", "price decimal(20,2)")
     builder.set_committer_bolt("store", SqlStateBolt(state, price=Sum("price"))).fields_grouping(

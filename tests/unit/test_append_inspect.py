@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.append_types import check_every_type
 
 from txstream import inspect
 from txstream.api.bolts import BasicBolt
@@ -20,7 +21,7 @@ from txstream.bolts.append import SqlAppendBolt
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.fault_points import Point
 from txstream.inspect.json_documents import flat_row
-from txstream.inspect.records import FsckReport
+from txstream.inspect.records import FsckReport, Severity
 from txstream.plugins.audit.fsck_run import fsck_in
 from txstream.plugins.compare.report import columns_of, wrong_rows
 from txstream.plugins.compare.run import Outcome, _read
@@ -90,7 +91,8 @@ def run(made: Topology, settings: Settings) -> Settings:
 def test_diff_says_which_rows_a_batch_created(source: MemorySpout, settings: Settings, spout: Any) -> None:
     run(topology(source, ORDERS, spout), settings)
     found = inspect.diff("append", "orders", 2, settings)
-    assert [(row.key["partition"], row.key["offset"], row.after["amount"]) for row in found.created] == [
+    rows = [(*list(row.key.values())[1:], (row.after or {})["amount"]) for row in found.created]
+    assert rows == [
         (0, 2, 2), (0, 3, None), (1, 2, 12), (1, 3, None)
     ]  # fmt: skip
     assert (found.changed, found.unchanged, found.carrying, found.overwritten) == ((), 0, (), 0)
@@ -215,6 +217,50 @@ def test_fsck_finds_what_somebody_has_changed(
     report = checked(topology(source, ORDERS), settings, damage)
     assert not report.is_clean
     assert expected in {finding.code for finding in report.findings}
+
+
+DAMAGE = {
+    "deleted": "DELETE FROM orders WHERE txid = 1 AND amount = 0",
+    "changed": "UPDATE orders SET amount = 9 WHERE txid = 1 AND amount = 0",
+    "made null": "UPDATE orders SET amount = NULL WHERE txid = 2 AND amount = 2",
+    "another key": "UPDATE orders SET partition = 7 WHERE txid = 1 AND amount = 0",
+    "moved": "UPDATE orders SET txid = 2 WHERE txid = 1 AND amount = 0",
+    "added": "INSERT INTO orders VALUES ('orders', 9, 9, 'x', 9, 1)",
+    "swapped": "UPDATE orders SET amount = 1 - amount WHERE txid = 1 AND amount IN (0, 1)",
+    "older": "UPDATE orders SET txid = 1 WHERE txid = 3 AND amount = 4",
+}
+
+
+@FENCED
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_fsck_compares_rows_with_what_each_batch_wrote(
+    source: MemorySpout, settings: Settings, spout: Any, damage: str
+) -> None:
+    report = checked(topology(source, ORDERS, spout), settings, DAMAGE[damage])
+    (finding,) = [one for one in report.findings if one.code == "rows-differ"]
+    assert (finding.severity, finding.where.partition(" in ")[0]) == (Severity.ERROR, "table orders")
+    assert f"txid {2 if damage == 'made null' else 1}" in finding.what
+    assert "3 batches compared with the rows of orders" in report.checked[1]
+
+
+def test_fsck_compares_what_is_kept_of_the_ledger(source: MemorySpout, settings: Settings) -> None:
+    gone = ("DELETE FROM txstream_batch WHERE txid = 1", DAMAGE["deleted"])
+    report = checked(topology(source, ORDERS), settings, *gone)
+    assert report.findings == ()
+    assert "2 batches compared with the rows of orders" in report.checked[1]
+
+
+@FENCED
+def test_of_a_table_that_keeps_older_rows_a_batch_may_have_fewer_rows_and_not_more(
+    source: MemorySpout, settings: Settings, spout: Any
+) -> None:
+    added = "INSERT INTO orders (customer, amount, txid) VALUES ('x', 1, 1), ('y', 2, 1), ('z', 3, 1)"
+    report = checked(topology(source, own("ignore"), spout), settings, added)
+    assert [one.code for one in report.findings] == ["rows-differ"]
+
+
+def test_fsck_reads_every_type_as_it_was_written(sqlite_url: str) -> None:
+    check_every_type(sqlite_url)
 
 
 def test_compare_counts_a_row_that_came_twice(

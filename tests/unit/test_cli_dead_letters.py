@@ -18,7 +18,7 @@ from support.states import Rig, word_table
 from unit.test_dead_letter_rows import WHEN, letter, retried, write
 
 from txstream import inspect
-from txstream.cli import status
+from txstream.cli import dead_letters, status
 from txstream.cli.main import main
 from txstream.core.dead_letters import DeadLetter
 from txstream.core.errors import UsageError
@@ -169,13 +169,18 @@ def test_export_refuses(tell: Tell, out: str) -> None:
     assert f"--out {out}" in tell("dead-letters", "export", "words", "--out", out, status=2)
 
 
-def test_drop(tell: Tell, bad: Rig) -> None:
+def test_drop(tell: Tell, bad: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    zookeeper = MemoryZooKeeper()
+    monkeypatch.setattr(dead_letters, "open_zookeeper", zookeeper.opened)
     assert "there is no terminal to ask at" in tell("dead-letters", "drop", "words", status=2)
     assert bad.database.dead_letters("words")
-    said = tell("dead-letters", "drop", "words", "--component", "parse", "--yes")
+    assert "ZooKeeper" in tell("dead-letters", "drop", "words", "--yes", status=2)
+    assert bad.database.dead_letters("words")
+    known = ("--zookeeper", "127.0.0.1:1")
+    said = tell("dead-letters", "drop", "words", "--component", "parse", "--yes", *known)
     assert said == "deleted 2 dead letters of words\n"
     assert [one.letter.offset for one in bad.database.dead_letters("words")] == [9]
-    assert json.loads(tell("dead-letters", "drop", "words", "-y", "--json")) == {
+    assert json.loads(tell("dead-letters", "drop", "words", "-y", "--json", *known)) == {
         "topology": "words",
         "dropped": 1,
     }

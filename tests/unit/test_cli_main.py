@@ -204,7 +204,7 @@ addresses = ["--zookeeper", "127.0.0.1:1", "--kafka", "127.0.0.1:1", "--database
 assert main(["status", "words", *addresses]) == 0
 heavy = {"pyspark", "pyarrow.compute", "alembic", "rich"}
 heavy |= {"txstream.state.sql.writer", "txstream.plugins.proof.stores"}
-heavy |= {f"txstream.state.sql.{name}" for name in ("sqlite", "mysql", "postgresql")}
+heavy |= {"txstream.plugins.local.sqlite", "txstream.plugins.mysql.dialect", "txstream.state.sql.postgresql"}
 heavy |= {f"sqlalchemy.dialects.{name}" for name in ("sqlite", "postgresql")}
 print(sorted(heavy & sys.modules.keys()))
 """
@@ -220,7 +220,7 @@ def test_status_of_an_idle_topology_loads_one_dialect_and_nothing_that_writes(tm
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
     )
     *shown, loaded = done.stdout.splitlines() or [done.stderr]
-    assert loaded == repr(["sqlalchemy.dialects.sqlite", "txstream.state.sql.sqlite"]), done.stderr
+    assert loaded == repr(["sqlalchemy.dialects.sqlite", "txstream.plugins.local.sqlite"]), done.stderr
     assert any(line.startswith("lag        not known: ") for line in shown)
 
 

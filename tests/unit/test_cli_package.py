@@ -46,7 +46,8 @@ def test_a_driver_that_runs_from_there_finds_what_comes_in_by_entry_points(
         text=True,
         check=True,
     )
-    assert done.stdout.split()[:7] == ["tracked", "spans", "avro", "protobuf", "mariadb", "mysql", "compare"]
+    found = ["tracked", "spans", "avro", "protobuf", "mariadb", "mysql", "postgres", "postgresql", "sqlite"]
+    assert done.stdout.split()[:10] == [*found, "compare"]
 
 
 def test_another_python_imports_it_from_there(package: Path, tmp_path: Path) -> None:

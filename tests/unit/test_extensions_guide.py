@@ -19,7 +19,7 @@ BUILD = "import sys; from setuptools.build_meta import build_wheel; print(build_
 # Ships a source as a job does, and reads records as the executors do.
 READ = """
 import json, pickle, sys
-from txstream import KafkaSource
+from txstream import Decode, KafkaSource
 from txstream.core.dead_letters import DeadLetter
 from txstream.core.errors import TxstreamError
 
@@ -29,7 +29,8 @@ def letter(offset, value):
 name, schema, *values = sys.argv[1:]
 for columns in [None, ["key"], ["offset"]]:
     keys = {"key_format": name, "key_schema": schema} if columns == ["key"] else {}
-    source = KafkaSource("parcels", value_format=name, schema=schema, kafka_columns=columns, **keys)
+    decode = Decode(name, schema, tombstones="null", **keys)
+    source = KafkaSource("parcels", decode=decode, kafka_columns=columns)
     source = pickle.loads(pickle.dumps(source))
     records = [letter(offset, value.encode()) for offset, value in enumerate(values[:-1])]
     print(source.decoded([*records, letter(9, None)]).to_pylist())
@@ -39,7 +40,7 @@ except TxstreamError as error:
     print(type(error).__name__, error)
 print(source.undecoded().decoded(records[:1])["value"].to_pylist() == [values[0].encode()])
 try:
-    KafkaSource("parcels", value_format="csv")
+    KafkaSource("parcels", decode=Decode("csv"))
 except TxstreamError as error:
     print(error)
 """

@@ -101,7 +101,7 @@ def test_code_that_no_command_runs(tmp_path: Path) -> None:
     assert guide.topology().id == "clicks"
     exec(files_of(DOCS / "python.md")["elsewhere.py"], {})
     (tmp_path / "ca.pem").touch()
-    assert "client_options=<sasl_mechanism, " in repr(guide.secured(str(tmp_path / "ca.pem")))
+    assert "client=<sasl_mechanism, " in repr(guide.secured(str(tmp_path / "ca.pem")))
 
 
 @each("guide", GUIDES, ids=lambda guide: guide.name)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.lists import each
 
-from txstream import KafkaSource, SchemaError
+from txstream import Decode, KafkaSource, SchemaError
 from txstream.api.spouts import SpoutContext
 from txstream.spouts.formats.value_formats import FormatArguments, JsonFormat, read_fit
 
@@ -107,14 +107,14 @@ def test_what_does_not_fit_is_told_with_its_path_and_the_others_are_read() -> No
 )
 def test_a_wrong_path_is_refused_where_the_source_is_made(schema: str, told: str) -> None:
     with pytest.raises(SchemaError, match=told):
-        KafkaSource("orders", value_format="json", schema=schema)
+        KafkaSource("orders", decode=Decode("json", schema))
 
 
 def test_names_and_types_that_look_like_paths_are_none() -> None:
     schema = (
         "`user.id` string, price decimal(10,2), m map<string,struct<a:int,b:string>>, `x as y` int, `as` int"
     )
-    source = KafkaSource("orders", value_format="json", schema=schema)
+    source = KafkaSource("orders", decode=Decode("json", schema))
     assert source.output.names == ["user.id", "price", "m", "x as y", "as"]
     rows, _ = read("`a.b` int, c.`d.e` as f int", b'{"a.b": 1, "a": {"b": 2}, "c": {"d.e": 3}}')
     assert rows == [{"a.b": 1, "f": 3}]

@@ -18,7 +18,7 @@ from support.lists import each
 from txstream.api.spouts import SpoutContext
 from txstream.core.errors import PartitionUnavailableError, ServiceUnavailableError, UsageError
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
-from txstream.spouts.kafka import KafkaRange, KafkaSource
+from txstream.spouts.kafka import KafkaOptions, KafkaRange, KafkaSource
 from txstream.spouts.kafka.client import KafkaClient
 from txstream.spouts.kafka.protocol import Leader, Partition
 
@@ -105,7 +105,9 @@ def test_requests_that_carry_passwords_are_not_logged() -> None:
 @pytest.mark.parametrize("option", ["ssl_cafile", "ssl_certfile", "ssl_crlfile"])
 def test_a_file_that_cannot_be_read_is_named(option: str, refusing: str, tmp_path: Path) -> None:
     missing = str(tmp_path / "none.pem")
-    source = KafkaSource("lines", refusing, client_options={"security_protocol": "SSL", option: missing})
+    source = KafkaSource(
+        "lines", refusing, client=KafkaOptions({"security_protocol": "SSL", option: missing})
+    )
     with pytest.raises(UsageError, match=f"{option} '{missing}' cannot be read on .*: no such file"):
         source.coordinator(SpoutContext("counts", "lines", {}))
 

@@ -30,7 +30,7 @@ from support.lists import each
 
 from txstream.api.spouts import SpoutContext
 from txstream.core.errors import DecodeError
-from txstream.spouts.kafka import KafkaSource, record_batches as kafka_record_batches
+from txstream.spouts.kafka import Decode, KafkaSource, record_batches as kafka_record_batches
 from txstream.spouts.kafka.columns import Readers, joined_batch, readers
 from txstream.spouts.kafka.decode_numpy import decode
 from txstream.spouts.kafka.protocol import Partition
@@ -240,9 +240,9 @@ VALUES = st.lists(st.none() | st.sampled_from([b"", b"a", b'{"n": 1}', b"\xff"])
     st.sampled_from(
         [
             {},
-            {"errors": "replace"},
+            {"decode": Decode(errors="replace")},
             {"kafka_columns": ["partition", "value"]},
-            {"value_format": "json", "schema": "n int", "kafka_columns": ["topic", "offset"]},
+            {"decode": Decode("json", "n int"), "kafka_columns": ["topic", "offset"]},
         ]
     ),
 )

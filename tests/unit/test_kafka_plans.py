@@ -412,14 +412,12 @@ def test_a_stored_plan_is_whole_from_the_logs_first_offset_to_its_end(
 # --- how much is left ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("starting_offsets", "lag"), [("earliest", 9), ("latest", 0), ({"t/0": 6, "t/1": "latest"}, 3)]
-)
+@pytest.mark.parametrize(("start", "lag"), [("earliest", 9), ("latest", 0), ({"t/0": 6, "t/1": "latest"}, 3)])
 def test_the_lag_before_the_first_batch_counts_from_where_the_run_begins(
-    opened: Open, starting_offsets: Any, lag: int
+    opened: Open, start: Any, lag: int
 ) -> None:
     cluster = Cluster((0, 9), (5, 5))
-    plans = opened(cluster, starting_offsets=starting_offsets)
+    plans = opened(cluster, start=start)
     targets = plans.targets()
     assert plans.lag_records({}, targets) == lag
     assert not plans.reached({}, targets), "the run's first places are not committed yet"

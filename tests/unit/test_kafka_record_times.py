@@ -9,7 +9,7 @@ import pytest
 
 from txstream.api.spouts import SpoutContext
 from txstream.core.errors import DecodeError
-from txstream.spouts.kafka import KafkaSource
+from txstream.spouts.kafka import Decode, KafkaSource
 from txstream.spouts.kafka.columns import joined_batch, readers
 from txstream.spouts.kafka.protocol import Partition
 from txstream.spouts.kafka.record_blocks import RecordColumns, Records
@@ -60,7 +60,7 @@ def test_a_record_without_a_timestamp_has_none() -> None:
 def test_one_that_is_no_date_is_told_with_its_place_and_fit_for_a_dead_letter(
     wrong: int, errors: str
 ) -> None:
-    source = KafkaSource("lines", errors=errors)  # type: ignore[arg-type]
+    source = KafkaSource("lines", decode=Decode(errors=errors))  # type: ignore[arg-type]
     given = part(0, MILLISECONDS), part(3, MILLISECONDS, wrong, wrong)
     words = rf"^the timestamp of the record at offset 11 of topic 'lines', partition 3, is {wrong}: as mill"
     with pytest.raises(DecodeError, match=words):

@@ -21,11 +21,11 @@ from txstream.api.spouts import OpaqueSpout, SpoutContext
 from txstream.core import entry_points
 from txstream.core.batch_metas import BatchMetas, MetaCodec
 from txstream.core.errors import CorruptStateError, ServiceUnavailableError, TopologyError, UsageError
-from txstream.spouts.kafka import KafkaRange, KafkaSource
+from txstream.spouts.kafka import Decode, KafkaOptions, KafkaRange, KafkaSource
 from txstream.spouts.kafka.arguments import StartingOffset, epoch_milliseconds
 from txstream.spouts.kafka.options import DNS_LOOKUPS, MECHANISMS, OWNED, PASSED_THROUGH
 
-OBJECTS = {"topics": "lines", "value_format": "json", "schema": "offset bigint"}
+OBJECTS = {"topics": "lines", "decode": Decode("json", "offset bigint")}
 CONTEXT = SpoutContext("counts", "lines", {"kafka": "broker:9092"})
 
 
@@ -35,7 +35,7 @@ def test_the_output_is_sparks_kafka_columns() -> None:
         "timestampType int, headers array<struct<key:string,value:binary>>"
     )
     assert pa.schema(KafkaSource("lines").output).equals(parse_schema(expected))
-    typed = KafkaSource("lines", key_format="string", value_format="binary").output
+    typed = KafkaSource("lines", decode=Decode("binary", key_format="string")).output
     assert (typed.field("key").type, typed.field("value").type) == (pa.string(), pa.binary())
     assert OpaqueSpout(KafkaSource("lines")).output.equals(parse_schema(expected))
 
@@ -55,36 +55,36 @@ def test_the_output_is_sparks_kafka_columns() -> None:
         ({"topics": ["lines", "lines"]}, "'lines' twice"),
         ({"topics": "lines", "max_records_per_partition": 0}, "max_records_per_partition is 0"),
         ({"topics": "lines", "isolation_level": "dirty"}, "isolation_level is 'dirty'"),
-        ({"topics": "lines", "value_format": "xml"}, "value_format is 'xml'"),
-        ({"topics": "lines", "value_format": "json"}, "needs schema: the fields"),
-        ({"topics": "lines", "schema": "a int"}, "value_format is 'string'"),
-        ({"topics": "lines", "value_format": "json", "schema": "a nothing"}, "unknown type 'nothing'"),
-        ({"topics": "lines", "value_format": "json", "schema": "a map<int,int>"}, "'a' is map<int,int>"),
+        ({"topics": "lines", "decode": Decode("xml")}, "value_format is 'xml'"),
+        ({"topics": "lines", "decode": Decode("json")}, "needs schema: the fields"),
+        ({"topics": "lines", "decode": Decode(schema="a int")}, "value_format is 'string'"),
+        ({"topics": "lines", "decode": Decode("json", "a nothing")}, "unknown type 'nothing'"),
+        ({"topics": "lines", "decode": Decode("json", "a map<int,int>")}, "'a' is map<int,int>"),
         ({"topics": "lines", "kafka_columns": ["valu"]}, "'valu'; known are key, value"),
         ({"topics": "lines", "kafka_columns": "value"}, "is the string 'value'"),
         ({"topics": "lines", "kafka_columns": ["key", "key"]}, "'key' twice"),
         ({"topics": "lines", "kafka_columns": []}, "kafka_columns is empty"),
         ({**OBJECTS, "kafka_columns": ["value"]}, "'value', which value_format='json' reads"),
         ({**OBJECTS, "kafka_columns": ["offset"]}, "'offset', which is a field of the schema too"),
-        ({"topics": "lines", "key_format": "text"}, "key_format is 'text'"),
-        ({"topics": "lines", "errors": "ignore"}, "errors is 'ignore'"),
+        ({"topics": "lines", "decode": Decode(key_format="text")}, "key_format is 'text'"),
+        ({"topics": "lines", "decode": Decode(errors="ignore")}, "errors is 'ignore'"),
         ({"topics": "lines", "on_data_loss": "shrug"}, "on_data_loss is 'shrug'"),
-        ({"topics": "lines", "partition_discovery_seconds": 0}, "partition_discovery_seconds is 0"),
-        ({"topics": "lines", "starting_offsets": "middle"}, "'middle'"),
-        ({"topics": "lines", "starting_offsets": {"lines": 3}}, "'lines'"),
-        ({"topics": "lines", "starting_offsets": {"others/0": 3}}, "'others/0'"),
-        ({"topics": "lines", "starting_offsets": {"lines/x": 3}}, "'lines/x'"),
-        ({"topics": "lines", "starting_offsets": {"lines/0": -2}}, "-2"),
-        ({"topics": "lines", "starting_offsets": {"lines/0": True}}, "True"),
-        ({"topics": "lines", "starting_offsets": {"*": 7}}, r"7 for '\*'"),
-        ({"topics": "lines", "starting_offsets": 1_700_000_000_000}, "1700000000000; it takes"),
-        ({"topics": "lines", "starting_offsets": datetime(2026, 11, 1)}, "no time zone; .*tzinfo=UTC"),
+        ({"topics": "lines", "client": KafkaOptions({}, 0)}, "partition_discovery_seconds is 0"),
+        ({"topics": "lines", "start": "middle"}, "'middle'"),
+        ({"topics": "lines", "start": {"lines": 3}}, "'lines'"),
+        ({"topics": "lines", "start": {"others/0": 3}}, "'others/0'"),
+        ({"topics": "lines", "start": {"lines/x": 3}}, "'lines/x'"),
+        ({"topics": "lines", "start": {"lines/0": -2}}, "-2"),
+        ({"topics": "lines", "start": {"lines/0": True}}, "True"),
+        ({"topics": "lines", "start": {"*": 7}}, r"7 for '\*'"),
+        ({"topics": "lines", "start": 1_700_000_000_000}, "1700000000000; it takes"),
+        ({"topics": "lines", "start": datetime(2026, 11, 1)}, "no time zone; .*tzinfo=UTC"),
         (
-            {"topics": "lines", "starting_offsets": {"lines/0": datetime(2026, 11, 1)}},
+            {"topics": "lines", "start": {"lines/0": datetime(2026, 11, 1)}},
             "'lines/0', which has no",
         ),
-        ({"topics": "lines", "starting_offsets": datetime(1969, 12, 31, tzinfo=UTC)}, "begin in 1970"),
-        ({"topic_pattern": "l.*", "starting_offsets": {"other/0": 3}}, "topics that match 'l\\.\\*'"),
+        ({"topics": "lines", "start": datetime(1969, 12, 31, tzinfo=UTC)}, "begin in 1970"),
+        ({"topic_pattern": "l.*", "start": {"other/0": 3}}, "topics that match 'l\\.\\*'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(arguments: dict[str, Any], named: str) -> None:
@@ -92,20 +92,45 @@ def test_what_cannot_be_meant_is_refused(arguments: dict[str, Any], named: str) 
         KafkaSource(**arguments)
 
 
+def test_former_names_of_arguments_mean_the_same_and_warn() -> None:
+    with pytest.warns(
+        DeprecationWarning,
+        match=r"start=\.\.\., client=KafkaOptions\(options.*Decode\(value_format=\.\.\., schema=",
+    ) as told:
+        former = KafkaSource(
+            "lines",
+            starting_offsets="latest",
+            value_format="json",
+            schema="word string",
+            client_options={"security_protocol": "SSL"},
+        )
+    assert told[0].filename == __file__
+    now = KafkaSource(
+        "lines",
+        start="latest",
+        decode=Decode("json", "word string"),
+        client=KafkaOptions({"security_protocol": "SSL"}),
+    )
+    for name in ("starting_offsets", "schema", "client_options", "partition_discovery_seconds", "output"):
+        assert getattr(former, name) == getattr(now, name)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'topic'"):
+        KafkaSource("lines", topic="lines")  # type: ignore[call-arg]
+
+
 def test_a_format_that_cannot_be_used_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     unseen = {"type": "record", "name": "NeverParsed", "fields": [{"name": "x", "type": "int"}]}
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "fastavro", None)
         with pytest.raises(UsageError, match=r"install 'txstream\[avro\]'"):
-            KafkaSource("orders", value_format="avro", schema=unseen)
+            KafkaSource("orders", decode=Decode("avro", unseen))
     group = entry_points.VALUE_FORMATS
     points = [EntryPoint("tsv", "there_is_no:Tsv [fast]", group), EntryPoint("odd", "builtins:repr", group)]
     monkeypatch.setattr(entry_points, "entry_points", lambda *, group: points)
     with pytest.raises(ServiceUnavailableError, match=r"'tsv' of a package .* 'a package\[fast\]'"):
-        KafkaSource("orders", key_format="tsv")
+        KafkaSource("orders", decode=Decode(key_format="tsv"))
     with pytest.raises(UsageError, match="'odd' answered with str, which is no ValueFormat"):
-        KafkaSource("orders", value_format="odd")
-    assert KafkaSource("orders", value_format="json", schema="a int").value_format == "json"
+        KafkaSource("orders", decode=Decode("odd"))
+    assert KafkaSource("orders", decode=Decode("json", "a int")).value_format == "json"
 
 
 def test_a_pattern_matches_whole_names_and_nothing_internal() -> None:
@@ -131,10 +156,12 @@ def test_a_moment_is_the_first_millisecond_not_before_it() -> None:
 
 
 def test_the_output_of_json_values_is_the_schemas_and_the_columns_asked_for() -> None:
-    alone = KafkaSource("lines", value_format="json", schema="user string, n int")
+    alone = KafkaSource("lines", decode=Decode("json", "user string, n int"))
     assert pa.schema(alone.output).equals(parse_schema("user string, n int"))
     beside = KafkaSource(
-        "lines", value_format="json", schema="user string, n int", kafka_columns=("offset", "key", "topic")
+        "lines",
+        decode=Decode("json", "user string, n int"),
+        kafka_columns=("offset", "key", "topic"),
     )
     assert pa.schema(beside.output).equals(
         parse_schema("user string, n int, offset bigint, key binary, topic string")
@@ -143,27 +170,27 @@ def test_the_output_of_json_values_is_the_schemas_and_the_columns_asked_for() ->
     assert pa.schema(some.output).equals(parse_schema("value string, partition int"))
 
 
-def test_starting_offsets_always_have_an_entry_for_all_others() -> None:
+def test_starts_always_have_an_entry_for_all_others() -> None:
     assert KafkaSource("lines").starting_offsets == {"*": "earliest"}
-    assert KafkaSource("lines", starting_offsets="latest").starting_offsets == {"*": "latest"}
+    assert KafkaSource("lines", start="latest").starting_offsets == {"*": "latest"}
     moment = datetime(2026, 11, 1, tzinfo=UTC)
-    assert KafkaSource("lines", starting_offsets=moment).starting_offsets == {"*": moment}
+    assert KafkaSource("lines", start=moment).starting_offsets == {"*": moment}
     per_partition: dict[str, StartingOffset] = {"lines/0": moment, "*": "latest"}
-    assert KafkaSource("lines", starting_offsets=per_partition).starting_offsets == per_partition
-    assert KafkaSource(topic_pattern="l.*", starting_offsets={"lines/0": 3}).starting_offsets["lines/0"] == 3
+    assert KafkaSource("lines", start=per_partition).starting_offsets == per_partition
+    assert KafkaSource(topic_pattern="l.*", start={"lines/0": 3}).starting_offsets["lines/0"] == 3
     mixed: dict[str, StartingOffset] = {"lines/0": 5, "lines/1": "latest"}
-    assert KafkaSource("lines", starting_offsets=mixed).starting_offsets == {**mixed, "*": "earliest"}
+    assert KafkaSource("lines", start=mixed).starting_offsets == {**mixed, "*": "earliest"}
 
 
 @each("option", sorted(OWNED))
 def test_options_that_txstream_owns_are_refused_with_what_to_do(option: str) -> None:
     with pytest.raises(TopologyError, match=f"cannot set '{option}'"):
-        KafkaSource("lines", client_options={option: "x"})
+        KafkaSource("lines", client=KafkaOptions({option: "x"}))
 
 
 def test_an_unknown_option_is_refused_with_a_guess() -> None:
     with pytest.raises(TopologyError, match="did you mean 'sasl_mechanism'"):
-        KafkaSource("lines", client_options={"sasl_mechanim": "PLAIN"})
+        KafkaSource("lines", client=KafkaOptions({"sasl_mechanim": "PLAIN"}))
 
 
 def test_every_option_passed_through_is_one_of_kafka_pythons() -> None:
@@ -207,8 +234,8 @@ LOGIN = {
     ],
 )
 def test_values_that_kafka_python_would_pass_over_are_refused(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(TopologyError, match=f"^client_options: .*{named}") as caught:
-        KafkaSource("lines", client_options=options)
+    with pytest.raises(TopologyError, match=f"^client: .*{named}") as caught:
+        KafkaSource("lines", client=KafkaOptions(options))
     assert "hunter2" not in str(caught.value)
 
 
@@ -220,7 +247,7 @@ def test_security_that_goes_together_is_accepted() -> None:
         {"security_protocol": "SSL", "ssl_cafile": None, "ssl_certfile": "c", "ssl_keyfile": "k"},
         {"security_protocol": "PLAINTEXT", "sasl_mechanism": None},
     ):
-        assert KafkaSource("lines", client_options=options).client_options == options
+        assert KafkaSource("lines", client=KafkaOptions(options)).client_options == options
 
 
 def test_the_values_accepted_are_kafka_pythons() -> None:
@@ -230,19 +257,19 @@ def test_the_values_accepted_are_kafka_pythons() -> None:
 
 def test_a_password_is_never_shown() -> None:
     secret = {**LOGIN, "ssl_certfile": "me.pem", "ssl_password": "hunter2"}
-    source = KafkaSource("lines", "broker:9092", client_options=secret)
+    source = KafkaSource("lines", "broker:9092", client=KafkaOptions(secret))
     assert "hunter2" not in repr(source)
     assert "sasl_plain_password" in repr(source)
     with pytest.raises(TopologyError) as caught:
-        KafkaSource("lines", client_options={"sasl_plain_pasword": "hunter2"})
+        KafkaSource("lines", client=KafkaOptions({"sasl_plain_pasword": "hunter2"}))
     assert "hunter2" not in str(caught.value)
 
 
 def test_it_can_be_shipped() -> None:
-    source = KafkaSource(["a", "b"], "x:1", client_options={"client_id": "me"}, starting_offsets={"a/1": 4})
+    source = KafkaSource(["a", "b"], "x:1", client=KafkaOptions({"client_id": "me"}), start={"a/1": 4})
     again = pickle.loads(pickle.dumps(source))
     assert vars(again) == vars(source)
-    objects = KafkaSource(topic_pattern="a.*", value_format="json", schema="a int")
+    objects = KafkaSource(topic_pattern="a.*", decode=Decode("json", "a int"))
     assert vars(pickle.loads(pickle.dumps(objects))) == vars(objects)
     assert again.identity() == {"topics": ["a", "b"]}
 

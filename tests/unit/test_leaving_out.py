@@ -304,15 +304,15 @@ def test_an_offset_that_was_counted_over_a_gap_is_not_believed(tmp_path: Path) -
     with Compacted("word string", {"p": WORDS}) as source:
         runner = InProcessRunner(plan_of(source), width=1)
         with pytest.raises(BoltError, match="is no word"):
-            runner.run(ATTEMPT, metas_of(spare=100))
+            runner.run(ATTEMPT, metas_of(), 100)
 
 
 ATTEMPT = TransactionAttempt(Txid(1), AttemptId(7))
 
 
-def metas_of(spare: int, words: Sequence[str] = WORDS, parts: int = 1) -> BatchMetas[MemoryRange]:
+def metas_of(words: Sequence[str] = WORDS, parts: int = 1) -> BatchMetas[MemoryRange]:
     each = len(words) // parts
-    return BatchMetas({"pqr"[at]: MemoryRange(0, each) for at in range(parts)}, spare=spare)
+    return BatchMetas({"pqr"[at]: MemoryRange(0, each) for at in range(parts)})
 
 
 class Passes(BatchBolt):
@@ -357,15 +357,15 @@ def plan_of(
 def test_a_spark_task_leaves_out_no_more_than_the_batch_may() -> None:
     with MemorySpout("word string", {"p": WORDS}) as source:
         runner = InProcessRunner(plan_of(source), width=1)
-        assert len(runner.run(ATTEMPT, metas_of(spare=3)).left_out) == 3
+        assert len(runner.run(ATTEMPT, metas_of(), 3).left_out) == 3
         for spare in (2, 0):
             with pytest.raises(BoltError, match="is no word"):
-                runner.run(ATTEMPT, metas_of(spare=spare))
+                runner.run(ATTEMPT, metas_of(), spare)
 
 
 def test_a_bolt_behind_an_exchange_knows_whose_tuples_it_gets() -> None:
     with MemorySpout("word string", {"p": WORDS[:30], "q": WORDS[30:]}) as source:
-        found = InProcessRunner(plan_of(source, exchange=True), width=2).run(ATTEMPT, metas_of(3, parts=2))
+        found = InProcessRunner(plan_of(source, exchange=True), width=2).run(ATTEMPT, metas_of(parts=2), 3)
     assert sorted((one.partition, one.offset) for one in found.left_out) == [("p", 11), ("q", 10), ("q", 29)]
     assert found.records == 57
     words = [
@@ -398,7 +398,7 @@ class Recomputed(InProcessRunner):
         inboxes = super().exchange(elements, width)
         if width == 2 and len(answers_of(elements)) == 2:
             Whim.now = self.whims
-            order = work_order(ATTEMPT, metas_of(9, parts=2), self.plan, self.slots, width=2)
+            order = work_order(ATTEMPT, metas_of(parts=2), self.plan, self.slots, width=2, spare=9)
             inboxes[1] = super().exchange(first_stage(self.plan, order), width)[1]
         return inboxes
 
@@ -407,12 +407,12 @@ def test_parts_of_two_executions_that_left_out_different_records_never_meet() ->
     with MemorySpout("word string", {"p": WORDS[:30], "q": WORDS[30:]}) as source:
         plan = plan_of(source, Whim())
         Whim.now = {"bad"}
-        found = Recomputed(plan, {"bad"}).run(ATTEMPT, metas_of(9, parts=2))
+        found = Recomputed(plan, {"bad"}).run(ATTEMPT, metas_of(parts=2), 9)
         assert sorted((one.partition, one.offset) for one in found.left_out) == [("p", 11), ("q", 29)]
         for first, second in (({"bad"}, set()), (set(), {"bad"}), ({"bad"}, {"bad-too"})):
             Whim.now = set(first)
             with pytest.raises(ShortBatchError, match="left out other records when computed again"):
-                Recomputed(plan, set(second)).run(ATTEMPT, metas_of(9, parts=2))
+                Recomputed(plan, set(second)).run(ATTEMPT, metas_of(parts=2), 9)
 
 
 def test_the_commit_phase_leaves_out_the_same_records_or_fails() -> None:
@@ -421,12 +421,12 @@ def test_the_commit_phase_leaves_out_the_same_records_or_fails() -> None:
         plan = plan_of(source, Whim(), commit=True)
         Whim.now = {"bad"}
         runner = InProcessRunner(plan, width=2)
-        result = runner.run(ATTEMPT, metas_of(9, parts=2))
-        order = result.to_commit(work_order(ATTEMPT, metas_of(9, parts=2), plan, {}, width=2), None)
+        result = runner.run(ATTEMPT, metas_of(parts=2), 9)
+        order = result.to_commit(work_order(ATTEMPT, metas_of(parts=2), plan, {}, width=2, spare=9), None)
         assert order == WorkOrder.from_json(order.to_json())
 
         Whim.now = {"bad"}
-        before = first_stage(plan, work_order(ATTEMPT, metas_of(9, parts=2), plan, {}, width=2))
+        before = first_stage(plan, work_order(ATTEMPT, metas_of(parts=2), plan, {}, width=2, spare=9))
         Whim.now = set()  # they would pass now
         again = first_stage(plan, order)
         assert [element for element in again if element[0] != ANSWER] == [
@@ -438,7 +438,7 @@ def test_the_commit_phase_leaves_out_the_same_records_or_fails() -> None:
         assert "w1" in failure.message
 
         Whim.now = {"bad-too"}
-        other = InProcessRunner(plan, width=2).run(ATTEMPT, metas_of(9, parts=2))
+        other = InProcessRunner(plan, width=2).run(ATTEMPT, metas_of(parts=2), 9)
         with pytest.raises(ShortBatchError, match="left out other records when computed again"):
             runner.commit(ATTEMPT, replace(result, kept=other.kept), None)
         assert (

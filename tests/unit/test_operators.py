@@ -24,6 +24,7 @@ from txstream.core.waiting import RunAbortedError, WaitStoppedError
 from txstream.core.waits import wait_until
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.loop.operator_requests import ASSIGNMENT_SECONDS
+from txstream.engine.loop.report import Statistics
 from txstream.plugins.proof.zookeeper_tree import MemoryProgress
 from txstream.zookeeper import ASSIGNMENT, EDGES, ROOT, Answer, Kind, OperatorRequests, Paths, Requests
 
@@ -543,6 +544,25 @@ def test_places_are_stored_now_and_then_and_those_of_the_last_batch_at_the_end(
     assert assignment == run.loop.statistics.assignment
     assert assignment.txid == 3
     assert {place.component for place in assignment.tasks} == {"lines", "split", "count", "store"}
+
+
+def test_a_batch_in_which_nothing_passed_leaves_no_edges_of_the_one_before(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saw = Statistics.saw
+
+    def without(
+        found: Statistics, attempt: TransactionAttempt, places: Any, edges: Any, **options: Any
+    ) -> None:
+        saw(found, attempt, places, () if attempt.txid == 3 else edges, **options)
+
+    monkeypatch.setattr(Statistics, "saw", without)
+    run = Run(World(log))
+    run.workers.pauses = {ASSIGNMENT_SECONDS: 1_000}
+    run.complete()
+    assignment = written(run.world)
+    assert assignment is not None
+    assert (assignment.txid, assignment.edges) == (3, ())
 
 
 def test_the_last_batch_before_a_pause_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,7 +28,7 @@ from txstream import (
     TransactionalTopologyBuilder,
     Tuple,
 )
-from txstream.cli import operate
+from txstream.cli import dead_letters, operate
 from txstream.cli.main import main
 from txstream.core.batch_metas import BatchMetas, MetaCodec
 from txstream.core.dead_letters import DeadLetter, LetterKey
@@ -39,7 +40,7 @@ from txstream.engine.letters.retries import Retries
 from txstream.inspect import replay as run_again, why
 from txstream.plugins.formats.schema_registry import UnknownSchemaError
 from txstream.settings import Settings
-from txstream.spouts.kafka import KafkaSource
+from txstream.spouts.kafka import Decode, KafkaSource
 from txstream.spouts.memory import MemoryRange
 from txstream.state import TopologyStates, open_database
 from txstream.testing import TopologyTest
@@ -284,6 +285,79 @@ def test_a_retry_that_only_one_database_has_is_made_again(
     assert [place for place, status in rig.letters() if status == "dead"] == ["p@3"]
 
 
+def drop(rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Type `dead-letters drop`, and return its exit status and what it says."""
+    zookeeper = MemoryZooKeeper()
+    zookeeper.memory = rig.test._control._world.tree
+    monkeypatch.setattr(dead_letters, "open_zookeeper", zookeeper.opened)
+    capsys.readouterr()
+    asked = ["--database", rig.urls[0], "--zookeeper", "127.0.0.1:1"]
+    status = main(["dead-letters", "drop", "words", "--yes", *asked])
+    return status, "".join(capsys.readouterr())
+
+
+PLANNED = [Point.BEFORE_COMMIT, Point.INSIDE_COMMIT, Point.BETWEEN_COMMITS, Point.AFTER_COMMIT]
+
+
+@pytest.mark.parametrize("at", [*PLANNED, Point.BEFORE_ADVANCE])
+def test_letters_that_a_stored_plan_names_cannot_be_dropped(
+    make: Any, at: Point, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig = make(TransactionalSpout)
+    Parse.bad = {"bad2"}
+    rig.ask()
+    rig.test.settle()
+    rig.test.crash(at=at, txid=2)
+    status, told = drop(rig, monkeypatch, capsys)
+    assert (status, "needed by txid 2" in told, "txstream run" in told) == (1, True, True), told
+    assert len(rig.letters()) == 4
+    rig.test.restart()
+    rig.test.run()
+    assert rig.counts() == counted("bad2")
+    rig.test.crash()
+    assert drop(rig, monkeypatch, capsys) == (0, "deleted 4 dead letters of words\n")
+
+
+@BOTH
+def test_letters_of_a_batch_that_only_one_database_has_cannot_be_dropped(
+    make: Any,
+    spout: Any,
+    source: MemorySpout,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rig = make(spout)
+    source.append("p", "bad1")
+    rig.test.crash(at=Point.BETWEEN_COMMITS, txid=2)
+    status, told = drop(rig, monkeypatch, capsys)
+    assert (status, "p@7 of txid 2" in told) == (1, True), told
+    assert len(rig.letters()) == 5
+    rig.test.restart()
+    rig.test.run()
+    rig.test.crash()
+    assert drop(rig, monkeypatch, capsys)[0] == 0
+
+
+@pytest.mark.parametrize("at", [Point.BEFORE_COMMIT, Point.BETWEEN_COMMITS])
+def test_a_plan_that_may_be_committed_in_part_and_misses_a_letter_ends_the_run(make: Any, at: Point) -> None:
+    """Whoever deleted the row did it by hand."""
+    rig = make(TransactionalSpout)
+    Parse.bad = {"bad2"}
+    rig.ask()
+    rig.test.settle()
+    rig.test.crash(at=at, txid=2)
+    with closing(open_database(rig.urls[0])) as database:
+        assert database.drop_dead_letters("words", [LetterKey(Txid(1), "p@1")]) == 1
+    rig.test.restart()
+    if at is Point.BEFORE_COMMIT:
+        rig.test.run()
+        assert rig.counts() == {"a": 2, "b": 1, "bad3": 1, "bad1": 1}, "no database had it"
+        return
+    with pytest.raises(CorruptStateError, match=r"txid 2: it retries the record p@1 of txid 1.*is gone"):
+        rig.test.run()
+    assert rig.test.table("words_1") == {"a": 2, "b": 1}
+
+
 @BOTH
 def test_large_ones_are_retried_in_several_batches(
     make: Any, spout: Any, monkeypatch: pytest.MonkeyPatch
@@ -386,7 +460,7 @@ def kafka(value: bytes | None, offset: int = 3, headers: bytes | None = None) ->
 
 
 def test_kafkas_records_are_decoded_as_kafka_gave_them() -> None:
-    source = KafkaSource("orders", value_format="json", schema="n bigint", kafka_columns=["key", "offset"])
+    source = KafkaSource("orders", decode=Decode("json", "n bigint"), kafka_columns=["key", "offset"])
     rows = source.decoded([kafka(b'{"n": 1}'), kafka(b'{"n": 2}', 9)]).to_pylist()
     assert rows == [{"n": 1, "key": b"k", "offset": 3}, {"n": 2, "key": b"k", "offset": 9}]
     assert source.decoded([]).schema == source.output
@@ -395,7 +469,7 @@ def test_kafkas_records_are_decoded_as_kafka_gave_them() -> None:
 
 
 def test_kafkas_columns_are_all_there() -> None:
-    source = KafkaSource("orders", value_format="binary")
+    source = KafkaSource("orders", decode=Decode("binary"))
     headers = b'[["trace", "AP8="], ["none", null]]'
     (row,) = source.decoded([kafka(b"\xff", headers=headers)]).to_pylist()
     assert (row["topic"], row["partition"], row["value"]) == ("orders", 1, b"\xff")

@@ -138,10 +138,11 @@ class TestLost:
         rig.database.delete(how, drop_state=True)
 
     def test_dead_letters(self, rig: Rig) -> None:
-        write(rig, 5, [letter(1)])
+        write(rig, 5, [letter(1), letter(2)])
+        retried(rig, [(5, 2)], 7)  # the same batch marks another row below
         execute(rig.url, *self.letters)
         with pytest.raises(StateTableError, match=r"'txstream_dead_letter'.*1 of them"):
             write(rig, 6, [letter(2)])
         with pytest.raises(StateTableError, match=r"'txstream_dead_letter'.*1 of them"):
             retried(rig, [(5, 1)], 7)
-        assert kept(rig) == [(5, 1, "dead")]
+        assert [status for _, _, status in kept(rig)] == ["dead", "retried in txid 7"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points as found_points
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ from txstream.core import entry_points
 from txstream.core.errors import ServiceUnavailableError, TopologyError, UsageError
 from txstream.engine.commit.state_targets import state_targets
 from txstream.engine.start import run_services as services
+from txstream.plugins.local.sqlite import SQLiteDialect
 from txstream.plugins.proof.stores.memory import MemoryBackend, forget
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase, open_database, open_sql_database, place_of
 from txstream.state.sql import framework_tables
-from txstream.state.sql.sqlite import SQLiteDialect
 from txstream.testing import InProcessRunner, Point, TopologyTest
 
 
@@ -56,8 +56,8 @@ def mine(unique: str) -> Iterator[str]:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
-    """The entry points of installed packages; a test adds its own."""
-    points: list[EntryPoint] = []
+    """The entry points of installed packages: SQL dialects, and what a test adds."""
+    points = list(found_points(group=entry_points.SQL_DIALECTS))
     monkeypatch.setattr(
         entry_points, "entry_points", lambda *, group: tuple(p for p in points if p.group == group)
     )
@@ -103,7 +103,7 @@ def test_an_installed_package_brings_a_backend(installed: list[EntryPoint], uniq
     installed.append(EntryPoint("yours", f"{__name__}:Mine", "another.group"))
     assert isinstance(open_database(f"mine://{unique}"), Mine)
     assert place_of("mine://A") == "mine://a"
-    with pytest.raises(UsageError, match=r"'yours' is not supported; known are postgres, .*, mine, for"):
+    with pytest.raises(UsageError, match=r"'yours' is not supported; known are mariadb, .*, mine, for"):
         open_database("yours://x")
     forget(unique)
 
@@ -129,7 +129,7 @@ def test_an_installed_package_brings_a_sql_dialect(installed: list[EntryPoint], 
     assert place_of(url) == place_of(f"beside+pysqlite:///{tmp_path}/../{tmp_path.name}/x.db")
     with pytest.raises(UsageError, match=r"beside:// is a SQL dialect's"):
         txstream.register_backend("beside", Mine)
-    with pytest.raises(UsageError, match=r"known are beside, postgres, postgresql, sqlite, for"):
+    with pytest.raises(UsageError, match=r"known are beside, mariadb, mysql, postgres, .*sqlite, for"):
         open_database("yours://x")
     with pytest.raises(UsageError, match=r"Beside is reached by beside\+pysqlite, which beside alone means"):
         open_database(f"beside+other:///{tmp_path}/x.db")
@@ -138,10 +138,10 @@ def test_an_installed_package_brings_a_sql_dialect(installed: list[EntryPoint], 
 
 
 def test_a_sql_dialect_that_cannot_be_loaded(installed: list[EntryPoint]) -> None:
-    installed.append(EntryPoint("beside", "there.is.no:module [beside]", "txstream.sql_dialects"))
-    with pytest.raises(ServiceUnavailableError, match=r"beside:// of a package .* 'a package\[beside\]'"):
-        open_database("beside://host/x")
-    assert place_of("beside://HOST/x") == "beside://HOST/x"
+    installed.append(EntryPoint("broken", "there.is.no:module [broken]", "txstream.sql_dialects"))
+    with pytest.raises(ServiceUnavailableError, match=r"broken:// of a package .* 'a package\[broken\]'"):
+        open_database("broken://host/x")
+    assert place_of("broken://HOST/x") == "broken://HOST/x"
 
 
 def test_what_is_registered_here_comes_before_what_is_installed(

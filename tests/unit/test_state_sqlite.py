@@ -25,8 +25,8 @@ from txstream.core.errors import (
 )
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import attempt_id
+from txstream.plugins.local import sqlite
 from txstream.state import AnswerLostError, BatchRecord, FenceLockedError, StateDatabase, open_database
-from txstream.state.sql import sqlite
 
 
 @pytest.fixture

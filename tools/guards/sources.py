@@ -17,7 +17,7 @@ FENCED = "txstream/zookeeper/fenced_tree.py"
 POSTGRESQL = "txstream/state/sql/postgresql.py"
 MYSQL = "txstream/plugins/mysql/dialect.py"
 SERVER = "txstream/state/sql/server_timeouts.py"
-SQLITE = "txstream/state/sql/sqlite.py"
+SQLITE = "txstream/plugins/local/sqlite.py"
 
 RAISE = "            found = here.raise_and_look(attempt)\n"
 LOOK = "            found = here.entries(Txid(attempt.txid - 1), attempt.txid)\n"

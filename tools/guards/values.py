@@ -104,7 +104,7 @@ VALUE_RULES = (
         "5.1",
         "a row whose value returns to zero stays",
         sources.WRITER,
-        "            self._prove(connection, attempt, chunk, written)\n",
+        "            self._prove(connection, attempt, chunk, written, may_lose)\n",
         "            value = self._table.c[self.spec.state.value_names[0]]\n"
         "            connection.execute(delete(self._table).where(value == 0))\n",
         proofs.SQLITE_KEEPS.format("values"),

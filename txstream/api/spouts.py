@@ -22,6 +22,7 @@ from txstream.api.rows import UnfitValueError, to_column
 from txstream.api.schema import parse_schema
 from txstream.core.batch_metas import Unavailable as Unavailable
 from txstream.core.errors import DecodeError, TopologyError
+from txstream.core.readings import Reading
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt, Txid
 
@@ -39,7 +40,8 @@ class SpoutContext:
 
     `addresses` come from the run's settings: "kafka" holds the bootstrap servers; "database" and
     "schema_registry" hold URLs with passwords. A read that makes no progress for `fetch_timeout_seconds`
-    counts as an outage. `task_index` and the fields after it are for tracked spouts and mean the same as in a
+    counts as an outage. `is_transactional`: a batch must be the same whenever it is read again. `task_index`
+    and the four fields after it are for tracked spouts and mean the same as in a
     bolt's `TopologyContext`.
     """
 
@@ -53,6 +55,7 @@ class SpoutContext:
     task_id: int = 0
     task_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    is_transactional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +209,15 @@ class PartitionEmitter(ABC, Generic[Meta]):
     def take_ahead(self, metas: Mapping[str, Meta], ahead: Mapping[str, bytes]) -> None:
         """Learn what the coordinator has read ahead of these ranges, before they are emitted. It is only
         sometimes there; what was planned counts. Optional: the default does nothing."""
+
+    tells_digests: bool = False
+    """Whether `take_reading` is to tell digests of partitions; set by the engine before anything is read."""
+
+    def take_reading(self) -> Reading:
+        """Return what has been emitted since the last call (`txstream.core.readings`), as far as the source
+        can tell: a replay of what may be committed is compared with it. The records of the digests are those
+        that `PartitionedSpout.undecoded` has. Optional: the default tells nothing."""
+        return Reading()
 
     def close(self) -> None:
         """Called when the worker process drops the emitter."""

@@ -24,6 +24,12 @@ _PARAMETER = re.compile(r"(toast\.)?[a-z][a-z0-9_]*", re.ASCII)
 TXID_COLUMN = "txid"
 PREV_PREFIX = "prev_"
 PREV_TXID_COLUMN = f"{PREV_PREFIX}{TXID_COLUMN}"
+REMOVED = "txstream_removed"
+"""The hidden value column of a `SqlTable` with `removed_by`: false in a row that is there, true in one that
+a batch has just removed, null in one of which only the key and the place in the sequence are remembered."""
+KEPT_PREFIX = "txstream_kept_"
+"""Of the columns that keep the `prev_` columns of a row that is removed, until nothing can bring it back."""
+ROWS_SUFFIX = "__rows"
 
 OnConflict = Literal["fail", "ignore", "replace"]
 RECORD_KEY = "topic string, partition int, offset bigint"
@@ -61,6 +67,8 @@ class SqlState:
     keep_on: str | None = None
     on_conflict: OnConflict | None = field(default=None, init=False)
     """None: rows of one key are merged by reducers. Otherwise this is a `SqlTable`."""
+    removed_by: str | None = field(default=None, init=False)
+    sequence_by: str | None = field(default=None, init=False)
     key_schema: pa.Schema = field(init=False, repr=False, compare=False)
     value_schema: pa.Schema = field(init=False, repr=False, compare=False)
 
@@ -87,13 +95,16 @@ class SqlState:
                 f"0 for no cache"
             )
         object.__setattr__(self, "key_schema", parse_schema(self.key))
-        object.__setattr__(self, "value_schema", parse_schema(self.value))
+        object.__setattr__(self, "value_schema", self._values())
         object.__setattr__(self, "defaults", dict(self.defaults))
         object.__setattr__(self, "storage", dict(self.storage))
         self._check_names()
         self._check_defaults()
         self._check_storage()
         self._check_keep()
+
+    def _values(self) -> pa.Schema:
+        return parse_schema(self.value)
 
     def _check_keep(self) -> None:
         if self.keep is not None:
@@ -166,6 +177,8 @@ class SqlState:
             taken[PREV_TXID_COLUMN] = "the framework's column"
         for name in self.value_schema.names:
             taken[f"{PREV_PREFIX}{name}".lower()] = f"the framework's column beside value {name!r}"
+            if self.removed_by is not None:
+                taken[f"{KEPT_PREFIX}{name}".lower()] = taken[f"{PREV_PREFIX}{name}".lower()]
         for kind, schema in (("key", self.key_schema), ("value", self.value_schema)):
             for name in schema.names:
                 self._check_name(f": {kind} column {name!r}", name)
@@ -185,6 +198,20 @@ class SqlState:
         return tuple(self.value_schema.names)
 
     @functools.cached_property
+    def shown_names(self) -> tuple[str, ...]:
+        """The value columns that people see."""
+        return tuple(self.shown_schema.names)
+
+    @functools.cached_property
+    def shown_schema(self) -> pa.Schema:
+        return pa.schema([field for field in self.value_schema if field.name != REMOVED])
+
+    @functools.cached_property
+    def stored_table(self) -> str:
+        """The table that rows are written to: `table`, or what is behind the view of that name."""
+        return self.table if self.removed_by is None else f"{self.table}{ROWS_SUFFIX}"
+
+    @functools.cached_property
     def _ddl(self) -> tuple[str, str]:
         return format_schema(self.key_schema), format_schema(self.value_schema)
 
@@ -195,7 +222,8 @@ class SqlState:
             "value": self._ddl[1],
             "semantics": str(semantics),
         }
-        return declared if self.on_conflict is None else {**declared, "on_conflict": self.on_conflict}
+        rules = {"on_conflict": self.on_conflict, "sequence_by": self.sequence_by}
+        return declared | {name: rule for name, rule in rules.items() if rule is not None}
 
 
 @dataclass(frozen=True, init=False)
@@ -207,12 +235,17 @@ class SqlTable(SqlState):
     the run, "ignore" keeps the older row, "replace" puts the new one in its place, for which an opaque table
     also has `prev_<value>` and `prev_txid`. The other arguments are those of `SqlState`; with the default
     key, `keep_on` may also be a value column, and a row without a time is kept. A non-transactional table
-    with "fail" has no primary key, because a replayed row comes twice. Raises TopologyError or SchemaError
-    for an impossible declaration.
+    with "fail" has no primary key, because a replayed row comes twice. With "replace", `removed_by` says
+    which tuples remove the row of their key: "op = 'd'", "value is null", or the name of a boolean field. The
+    rows are then in a table `<name>__rows`, and `<name>` is a view of those that are there. `sequence_by`
+    names the value column that orders the rows of one key: one that is older than what is there, or than its
+    removal, changes nothing. Raises TopologyError or SchemaError for an impossible declaration.
     """
 
     on_conflict: OnConflict = "fail"
     cache_rows: int = field(default=0, init=False)
+    removed_by: str | None = None
+    sequence_by: str | None = None
 
     def __init__(
         self,
@@ -221,6 +254,8 @@ class SqlTable(SqlState):
         *,
         key: str | pa.Schema = RECORD_KEY,
         on_conflict: OnConflict = "fail",
+        removed_by: str | None = None,
+        sequence_by: str | None = None,
         url: str | None = None,
         semantics: Semantics | None = None,
         index_txid: bool = False,
@@ -239,6 +274,8 @@ class SqlTable(SqlState):
             ("value", value),
             ("key", key),
             ("on_conflict", on_conflict),
+            ("removed_by", removed_by),
+            ("sequence_by", sequence_by),
             ("url", url),
             ("semantics", semantics),
             ("index_txid", index_txid),
@@ -250,6 +287,24 @@ class SqlTable(SqlState):
         ):
             object.__setattr__(self, name, given)
         self.__post_init__()
+        for what in ("removed_by", "sequence_by"):
+            has_own_key = not self.key_schema.equals(parse_schema(RECORD_KEY))
+            if getattr(self, what) is not None and not (on_conflict == "replace" and has_own_key):
+                raise TopologyError(
+                    f"table {table!r}: {what} is for a table of the last row of each key; give it a key of "
+                    f"its own (key=) and on_conflict='replace'"
+                )
+        if sequence_by is not None and sequence_by not in self.shown_names:
+            raise TopologyError(
+                f"table {table!r}: sequence_by is {sequence_by!r}; it must be one of the value columns "
+                f"{', '.join(map(repr, self.shown_names))}"
+            )
+
+    def _values(self) -> pa.Schema:
+        values = super()._values()
+        if REMOVED in values.names:
+            raise TopologyError(f"table {self.table!r}: the framework's own column is named {REMOVED!r}")
+        return values if self.removed_by is None else values.append(pa.field(REMOVED, pa.bool_()))
 
     def _times(self) -> tuple[pa.Schema, str]:
         if self.key_schema.equals(parse_schema(RECORD_KEY)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from txstream.cli.options import Id, command
 from txstream.cli.tables import escaped, quoted
 from txstream.core.errors import UsageError
 from txstream.core.wording import counted, storable
+from txstream.inspect.databases import open_zookeeper
 from txstream.inspect.json_documents import document
 
 if TYPE_CHECKING:
@@ -180,26 +182,31 @@ def drop(
     """Delete dead letters. Their records are in no state, and from then on nowhere else."""
     from txstream.core.dead_letters import LetterKey
     from txstream.inspect.databases import topology_databases
-    from txstream.inspect.left_out import is_asked_for
+    from txstream.inspect.left_out import is_asked_for, refuse_needed
+    from txstream.inspect.snapshot import take
 
     moment = None if since is None else moment_of(since)
-    with topology_databases(cli.resolve(), topology_id) as databases:
+    settings = cli.resolve()
+    with topology_databases(settings, topology_id) as databases:
         chosen = {
             database.display_url: [
-                LetterKey(one.txid, one.place)
+                one
                 for one in database.dead_letters(topology_id, whole=False)
                 if is_asked_for(one, component, moment)
             ]
             for database in databases.opened
         }
-        number = sum(map(len, chosen.values()))
-        if number:
-            ask(f"Delete {counted(number, 'dead letter')} of {topology_id}, with their records?", yes=yes)
-        dropped = sum(
-            database.drop_dead_letters(topology_id, chosen[database.display_url])
-            for database in databases.opened
-            if chosen[database.display_url]
-        )
+        letters = [one for some in chosen.values() for one in some]
+        if letters:
+            number = counted(len(letters), "dead letter")
+            ask(f"Delete {number} of {topology_id}, with their records?", yes=yes)
+            with open_zookeeper(settings) as zookeeper:
+                store = partial(zookeeper.progress, topology_id)
+                refuse_needed(letters, take(topology_id, store, databases.opened))
+        dropped = 0
+        for database in databases.opened:
+            keys = [LetterKey(one.txid, one.place) for one in chosen[database.display_url]]
+            dropped += database.drop_dead_letters(topology_id, keys) if keys else 0
     if cli.as_json:
         cli.print_json({"topology": topology_id, "dropped": dropped})
     else:

@@ -160,20 +160,21 @@ def _cell(value: object) -> object:
 
 
 def _print_diff(cli: Cli, found: TableDiff) -> None:
-    if found.created or found.changed:
-        changes = [*found.created, *found.changed]
-        keys, values = list(changes[0].key), list(changes[0].after)
+    changes = [*found.created, *found.changed, *found.removed]
+    if changes:
+        keys, values = list(changes[0].key), list(changes[0].after or changes[0].before or ())
         _print_cells(
             cli,
             ["change", *keys, *(title for name in values for title in (f"{name} before", name))],
-            [
-                ["created" if change.before is None else "changed", *_cells(change, keys, values)]
-                for change in changes
-            ],
+            [[_verb(change), *_cells(change, keys, values)] for change in changes],
         )
     elif found.carrying:
         _print_rows(cli, found.carrying, found.semantics)
     cli.print(f"txid {found.txid} is {found.status}; {_counted(found)}")
+
+
+def _verb(change: RowChange) -> str:
+    return "removed" if change.after is None else "created" if change.before is None else "changed"
 
 
 def _counted(found: TableDiff) -> str:
@@ -183,9 +184,11 @@ def _counted(found: TableDiff) -> str:
         f"created {counted(len(found.created), 'row')} of {found.table}",
         f"changed {len(found.changed):,}",
     ]
+    if found.removed:
+        words.append(f"removed {len(found.removed):,}")
     if found.unchanged:
         words.append(f"touched {found.unchanged:,} without a change")
-    shown = len(found.created) + len(found.changed) + found.unchanged
+    shown = len(found.created) + len(found.changed) + len(found.removed) + found.unchanged
     part = "" if shown == found.carrying_count else f"of the {counted(shown, 'row')} that are shown it "
     return part + ", ".join(words)
 
@@ -193,7 +196,7 @@ def _counted(found: TableDiff) -> str:
 def _cells(change: RowChange, keys: Sequence[str], values: Sequence[str]) -> list[object]:
     cells = [_cell(change.key[name]) for name in keys]
     for name in values:
-        cells += [None if change.before is None else _cell(change.before[name]), _cell(change.after[name])]
+        cells += [None if one is None else _cell(one[name]) for one in (change.before, change.after)]
     return cells
 
 

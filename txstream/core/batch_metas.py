@@ -54,8 +54,8 @@ class BatchMetas(Generic[Meta]):
     too old (`txstream.api.retention`).
 
     Only a plan knows `begun`, those of `carried` that get their first place in it; `lag_records`, how many
-    records were there and not taken; and `ahead`, what was read already of its ranges. `spare` is of one
-    attempt: how many records more its tasks may leave out. None of these is stored, nor are the `records`."""
+    records were there and not taken; and `ahead`, what was read already of its ranges. None of these is
+    stored, nor are the `records`."""
 
     partitions: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
     carried: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
@@ -67,7 +67,6 @@ class BatchMetas(Generic[Meta]):
     lag_records: int | None = field(default=None, compare=False)
     ahead: Mapping[str, bytes] = field(default_factory=lambda: _EMPTY, repr=False, compare=False)
     horizons: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
-    spare: int = field(default=0, compare=False)
     # The result of `MetaCodec.encode`, kept because the plan's check, the ledger and ZooKeeper all need it.
     _encoded: list[Encoded] = field(default_factory=list, init=False, repr=False, compare=False)
 

@@ -29,9 +29,11 @@ class DeadLetters:
 
     At most `max_per_batch` records of a batch become dead letters, and at most the share `max_share` of its
     records; of a small batch up to ten, if they are no more than half of it, and always one. When more fail
-    it is a bug and not poison, and the run ends with the first error. Late records, of a table with `keep`,
-    are not counted in that. Once they are committed, they are sent
-    to the Kafka topic `topic` as well, if it is given. Raises TopologyError for impossible values.
+    it is a bug and not poison, and the run ends with the first error. So it does with TooManyDeadLettersError
+    when of the last 10,000 records, and all of the last ten minutes, more than that share become dead
+    letters, and more than `max_per_batch`. Late records, of a table with `keep`, are not counted. Once
+    they are committed, they are sent to the Kafka topic `topic` as well, if it is given. Raises
+    TopologyError for impossible values.
     """
 
     max_per_batch: int = DEFAULT_MAX_PER_BATCH

@@ -102,7 +102,7 @@ def _digest(table: pa.Table, keys: int) -> TableDigest:
     columns = [_whole(column) for column in table.columns]
     row: Any = _ODD
     for at, column in enumerate(columns[:keys]):
-        row = _mixed(_hashes(column, exact=True) + (row * _ODD if at else row))
+        row = mixed(_hashes(column, exact=True) + (row * _ODD if at else row))
     # Each value is multiplied by its key's number, which is as good as random. So a surplus at one key does
     # not cancel out a deficit at another.
     values = {
@@ -120,7 +120,7 @@ def _sum(numbers: Numbers) -> int:
     return int(np.add.reduce(numbers))  # wraps round
 
 
-def _mixed(numbers: Numbers) -> Numbers:
+def mixed(numbers: Numbers) -> Numbers:
     """Mix the bits: the product carries each bit upwards, the shift brings the upper half down. 0 stays 0."""
     numbers = numbers * _MIX
     numbers ^= numbers >> _HALF
@@ -134,13 +134,13 @@ def _hashes(column: pa.Array, *, exact: bool) -> Numbers:
     if column.null_count:
         nulls = column.is_null().to_numpy(zero_copy_only=False)
     if pa.types.is_floating(kind):
-        found = _mixed(_of_floats(_numbers(column.cast(pa.float64()), np.float64), exact=exact))
+        found = mixed(_of_floats(_numbers(column.cast(pa.float64()), np.float64), exact=exact))
     elif pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
         if pa.types.is_temporal(kind):
             column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
         if not pa.types.is_int64(column.type):
             column = column.cast(pa.int64())
-        found = _mixed(_numbers(column, np.uint64))
+        found = mixed(_numbers(column, np.uint64))
     else:
         is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
         is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
@@ -185,7 +185,7 @@ def _of_bytes(column: pa.Array) -> Numbers:
             np.minimum(at, len(content), out=at)
         lane_words = words[at]
         lane_words &= _KEPT.take(lengths - lane * _LANE_BYTES, mode="clip")
-        found += _mixed(lane_words) * _WEIGHTS[lane]
+        found += mixed(lane_words) * _WEIGHTS[lane]
     return found
 
 

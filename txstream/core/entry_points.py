@@ -24,8 +24,14 @@ TIERS: Final = "txstream.tiers"
 ADDRESSES: Final = "txstream.addresses"
 """Of where a run finds services that nobody named: an object is called with the data directory (a Path) and
 returns addresses by their names in `Settings`, such as `zookeeper` and `kafka`."""
+COMPANIONS: Final = "txstream.companions"
+"""Of what runs beside the batches of every run: an object is called with a `Leading` once the run leads, and
+returns a `Companion`, or None if it has nothing to do."""
 COMPUTED_BOLTS: Final = "txstream.computed_bolts"
 """Of bolts that Spark computes itself: the object `dataframe` makes a `ComputedBolts`."""
+EXPLAINERS: Final = "txstream.explainers"
+"""Of what is found out once a batch's error has ended a run: an object is called with the run's `BatchTier`,
+whose runner is still open, and the error, to which it may add."""
 EXPORTERS: Final = "txstream.exporters"
 """Of `txstream run --metrics`, whose exporter is `metrics`: an object is called with the topology, the
 address that was typed and how many partitions to show, and returns a context manager. It yields a `Watcher`

@@ -94,6 +94,11 @@ class DataLostError(TxstreamError):
     the plan ends beyond the log's end. Never skipped silently."""
 
 
+class InputChangedError(TxstreamError):
+    """What a batch reads is not what was read before: records of a batch that a database may have committed
+    are gone, or the id of a schema means another schema. The message says what was expected and found."""
+
+
 class DecodeError(TxstreamError):
     """A record cannot be decoded as declared; the message has topic, partition and offset."""
 
@@ -180,6 +185,10 @@ class TxidRegressionError(CorruptStateError):
 
 class MetaTooLargeError(TxstreamError):
     """A batch's metas exceed what one ZooKeeper request can carry (1 MiB)."""
+
+
+class TooManyDeadLettersError(TxstreamError):
+    """Of the latest records, more fail by themselves than may become dead letters: a bug."""
 
 
 class CoordinatorError(TxstreamError):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from txstream.core.transaction import AttemptId, Txid
+
+SEARCHED = "what fails in txid "
+"""What a `Wait` begins with that is a search for records to leave out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,11 @@ class FailingBatch:
     def failed_attempts(self) -> int:
         return sum(self.reasons.values())
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the next attempt may come to another end than the last one."""
+        return not (self.attempts and self.attempts[-1].get("stays"))
+
 
 @dataclass(frozen=True, slots=True)
 class Wait:
@@ -38,6 +46,14 @@ class Wait:
     since: datetime
     because: str
     reason: str
+
+    @property
+    def told(self) -> str:
+        """What the run does meanwhile."""
+        if not self.what.startswith(SEARCHED):
+            return f"waiting for {self}"
+        seconds = (datetime.now(UTC) - self.since).total_seconds()
+        return f"looking for {self.what}: {self.because}, {seconds:.0f} s so far"
 
     def __str__(self) -> str:
         because = f" ({self.because})" if self.because else ""

@@ -137,10 +137,10 @@ class Waiting:
         if key in self._unreported and now - self._began.get(key, now) >= self._quiet_seconds:
             self._unreported.discard(key)
             if self._report is not None:
-                self._report(f"waiting for {wait}")
+                self._report(wait.told)
             else:
                 level = logging.WARNING if before is None else logging.INFO
-                log.log(level, "waiting for %s: %s", wait, storable(str(reason)))
+                log.log(level, "%s: %s", wait.told, storable(str(reason)))
 
     def end(self, key: str) -> None:
         """End the wait under this key, if there is one: what it was for is back."""

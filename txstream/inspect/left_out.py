@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from txstream.core.errors import UsageError
+from txstream.core.dead_letters import LetterKey
+from txstream.core.errors import TxstreamError, UsageError
 from txstream.core.transaction import Txid
 from txstream.inspect.databases import topology_databases
 from txstream.inspect.records import MissingDatabase
 from txstream.settings import Settings
 
 if TYPE_CHECKING:
+    from txstream.inspect.snapshot import Snapshot
     from txstream.state import StateBackend
     from txstream.state.dead_letters import StoredDeadLetter
 
@@ -90,6 +92,40 @@ def is_asked_for(
     """Whether it failed in this component, or one of these, in a batch that was committed then or later."""
     components = [component] if isinstance(component, str) else component
     return (components is None or one.letter.component in components) and (since is None or one.when >= since)
+
+
+class LetterNeededError(TxstreamError):
+    """A dead letter cannot be dropped yet: a batch that is not committed in all databases needs it."""
+
+
+def refuse_needed(letters: Iterable[StoredDeadLetter], snapshot: Snapshot) -> None:
+    """Raise LetterNeededError if the plan of a batch that is not advanced names one of these, or if the batch
+    is not that left it out, or has retried it. What cannot be read is raised."""
+    for error in (*snapshot.errors, *(error for one in snapshot.databases for error in one.errors)):
+        raise error
+    from txstream.state.records import COMMITTED
+
+    planned: dict[LetterKey, Txid] = {}
+    if snapshot.progress is not None:
+        current = snapshot.progress.current
+        for txid, batch in snapshot.progress.batches.items():
+            if txid >= current:
+                planned |= dict.fromkeys(batch.metas.retried, txid)
+    else:  # ZooKeeper has lost it, and `recover` goes by the ledgers
+        done = [[row.txid for row in one.rows if row.status == COMMITTED] for one in snapshot.databases]
+        current = Txid(min((max(txids, default=0) for txids in done), default=0) + 1)
+    for database in snapshot.databases:
+        for row in (row for row in database.rows if row.txid >= current):
+            keys = [LetterKey(Txid(txid), place) for txid, place in row.metas.get("retried", ())]
+            planned |= dict.fromkeys(keys, row.txid)
+    for one in letters:
+        by = planned.get(LetterKey(one.txid, one.place), one.txid)
+        if by >= current:
+            raise LetterNeededError(
+                f"the dead letter {one.place} of txid {one.txid} is needed by txid {by}, which is planned "
+                f"and not committed in all databases: some of them might never get its record. Nothing was "
+                f"deleted; let `txstream run` commit txid {by}, then drop it"
+            )
 
 
 def left_out(topology_id: str, databases: Iterable[StateBackend]) -> Counter[Txid]:

@@ -138,22 +138,23 @@ class StateRows:
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """What a txid did to a row. `before` is None if it created the row."""
+    """What a txid did to a row. `before` is None if it created the row, `after` if it removed it."""
 
     key: Mapping[str, Any]
     before: Mapping[str, Any] | None
-    after: Mapping[str, Any]
+    after: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class TableDiff:
     """What one txid changed in one table, as far as the table still knows.
 
-    Opaque: `created` and `changed` are rows with their values before and after; `unchanged` counts the rows
-    that carry the txid with the value that they had before. Transactional: `carrying` are the rows that carry
-    the txid; their earlier values are not kept. `carrying_count` counts all rows that carry the txid,
-    including those beyond a limit. `overwritten` counts the rows that it wrote and later batches have changed
-    since, in all tables of this database together; None if unknown.
+    Opaque: `created`, `changed` and `removed` are rows with their values before and after, removed ones of
+    the last batch only; `unchanged` counts the rows that carry the txid with the value that they had before.
+    Transactional: `carrying` are the rows that carry the txid; their earlier values are not kept.
+    `carrying_count` counts all rows that carry the txid, including those beyond a limit. `overwritten` counts
+    the rows that it wrote and later batches have changed since, in all tables of this database together; None
+    if unknown.
     """
 
     database: str
@@ -168,6 +169,7 @@ class TableDiff:
     carrying_count: int
     overwritten: int | None
     notes: tuple[str, ...] = ()
+    removed: tuple[RowChange, ...] = ()
 
 
 # --- batches ---------------------------------------------------------------------------------------

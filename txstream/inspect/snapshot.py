@@ -13,9 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from txstream.core.batch_metas import MetaCodec
+from txstream.core.digests import TableDigest, digest_of
 from txstream.core.errors import (
     CorruptStateError,
     SchemaRevisionError,
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from txstream.zookeeper import Progress, ProgressStore
 
 _READS = 5
+_ROWS_AT_ONCE = 10_000
 _UNREADABLE = (CorruptStateError, SchemaRevisionError, AccessDeniedError)
 
 OpenStore = Callable[[MetaCodec[Any]], "ProgressStore"]
@@ -61,7 +66,8 @@ class Depth(IntEnum):
 @dataclass(frozen=True)
 class TablePart:
     """One table. `differences` is None if it is gone. The newest row and the counts are set only if it is as
-    declared and its rows carry txids."""
+    declared and its rows carry txids. `digests` are those of the rows of each batch that the ledger has, None
+    for a table whose rows may be merged or replaced."""
 
     table: StoredTable
     differences: tuple[str, ...] | None
@@ -71,6 +77,7 @@ class TablePart:
     half_created: int = 0
     carrying_last: int | None = None
     keeps_older_rows: bool = False
+    digests: Mapping[Txid, TableDigest] | None = None
 
 
 @dataclass(frozen=True)
@@ -230,7 +237,8 @@ def _look(topology_id: str, database: StateBackend, depth: Depth) -> DatabasePar
     try:
         with database.read_state(topology_id) as reading:
             last = reading.last
-            tables = tuple(_table(reading, table, depth) for table in reading.tables())
+            first = rows[0].txid if rows else Txid(0)
+            tables = tuple(_table(reading, table, depth, first) for table in reading.tables())
     except _UNREADABLE as error:
         if not errors:  # an error of the ledger is known already
             errors.append(error)
@@ -241,7 +249,7 @@ def _look(topology_id: str, database: StateBackend, depth: Depth) -> DatabasePar
     return DatabasePart(database, fence, rows, tables, last, tuple(errors), dead)
 
 
-def _table(reading: StateReading, table: StoredTable, depth: Depth) -> TablePart:
+def _table(reading: StateReading, table: StoredTable, depth: Depth, first: Txid) -> TablePart:
     differences = reading.differences(table.name)
     if differences is None or differences:
         return TablePart(table, None if differences is None else tuple(differences))
@@ -259,5 +267,19 @@ def _table(reading: StateReading, table: StoredTable, depth: Depth) -> TablePart
         reading.rows_before_the_first(table.name),
         reading.rows_half_created(table.name),
         None if last is None else reading.count_written_by(table.name, last.txid),
-        table.on_conflict == "ignore",
+        table.keeps_older,
+        _digests(reading, table, first) if table.on_conflict in ("fail", "ignore") else None,
     )
+
+
+def _digests(reading: StateReading, table: StoredTable, first: Txid) -> dict[Txid, TableDigest]:
+    """Return the digest of the rows of each txid from the first on."""
+    found: dict[Txid, TableDigest] = {}
+    rows = iter(reading.written_since(table.name, first))
+    schema = pa.schema([*table.key, *table.value])
+    while some := [*islice(rows, _ROWS_AT_ONCE)]:
+        for txid, of_one in groupby(some, key=lambda row: row.txid):
+            values = pa.Table.from_pylist([{**row.key, **row.value} for row in of_one], schema)
+            if txid is not None:
+                found[txid] = found.get(txid, TableDigest()) + digest_of(values, table.key.names)
+    return found

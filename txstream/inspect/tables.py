@@ -106,17 +106,18 @@ def diff(
                 reading.count_written_by(other.name, txid) for other in reading.tables() if other.has_txid
             )
             overwritten = max(0, record.keys - still)
-        changes = [RowChange(row.key, row.prev, row.value) for row in rows] if stored.tells_before else []
+        tells = stored.tells_before
+        changes = [RowChange(row.key, row.prev, None if row.removed else row.value) for row in rows if tells]
         return TableDiff(
             database=place.display_url,
             table=table,
             semantics=stored.semantics,
             txid=Txid(txid),
             status=record.status,
-            created=tuple(change for change in changes if change.before is None),
-            changed=tuple(c for c in changes if c.before is not None and c.before != c.after),
+            created=tuple(c for c in changes if c.before is None and c.after is not None),
+            changed=tuple(c for c in changes if c.before not in (None, c.after) and c.after is not None),
             unchanged=sum(change.before == change.after for change in changes),
-            carrying=() if stored.tells_before else tuple(_row(row) for row in rows),
+            carrying=tuple(_row(row) for row in rows if not (tells or row.removed)),
             carrying_count=count,
             overwritten=overwritten,
             notes=tuple(
@@ -130,6 +131,7 @@ def diff(
                     expires=bool(record.metas.get("horizons")),
                 )
             ),
+            removed=tuple(c for c in changes if c.before is not None and c.after is None),
         )
 
 
@@ -241,10 +243,11 @@ def _diff_notes(
     if shown < count:
         yield f"{count - shown:,} more carry txid {txid}"
     if overwritten:
+        removed = "; so it is with rows that it removed" if table.removes else ""
         ignored = ", or are not there because an older row of their key was kept"
         expired = ", or have expired" if expires else ""
         yield (
             f"{overwritten:,} more that txid {txid} wrote, in all tables of this database, were changed by "
-            f"later batches since{expired}{ignored if table.on_conflict == 'ignore' else ''}: what it did to "
-            f"them is not known any more"
+            f"later batches since{expired}{ignored if table.keeps_older else ''}: what it did to "
+            f"them is not known any more{removed}"
         )

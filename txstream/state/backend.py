@@ -53,6 +53,10 @@ class StateBackend(ABC):
     """Do its transactions have `remove_expired`? If not, a topology with a table that has `keep` here is
     refused."""
 
+    hides_removed: ClassVar[bool] = False
+    """Is a row whose `REMOVED` is not false hidden from people, and do its transactions have
+    `forget_removed`? If not, a topology with a table that has `removed_by` here is refused."""
+
     # --- at start -----------------------------------------------------------------------------------
 
     @abstractmethod

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from txstream.api.schema import format_type, parse_schema
-from txstream.api.state import SqlState
+from txstream.api.state import REMOVED, SqlState
 from txstream.core.errors import SchemaError, StateTableError
 from txstream.core.transaction import Txid
 from txstream.state.records import TableSpec
@@ -20,7 +20,7 @@ from txstream.state.records import TableSpec
 
 def added_values(declared: Mapping[str, Any], spec: TableSpec) -> tuple[str, ...]:
     """Return the value columns that `spec` adds to the `declared` table; () when there are none."""
-    before = _values(declared)
+    before = declared_values(declared)
     if before is None:
         return ()
     return tuple(name for name in spec.state.value_names if name not in before.names)
@@ -30,7 +30,10 @@ def refused_changes(declared: Mapping[str, Any], spec: TableSpec) -> list[str]:
     """Return one sentence for each difference from the table's declaration that cannot be migrated."""
     now = spec.state.declaration(spec.semantics)
     sentences = []
-    for part in (*now, *(["on_conflict"] if "on_conflict" in declared.keys() - now.keys() else [])):
+    for part in (
+        *now,
+        *(one for one in ("on_conflict", "sequence_by") if one in declared.keys() - now.keys()),
+    ):
         if declared.get(part) != now.get(part):
             reasons = _refused_values(declared, spec.state) if part == "value" else [""]
             said = f"its {part} was declared {declared.get(part)!r} and is now {now.get(part)!r}"
@@ -48,7 +51,8 @@ def committed_in_part(table: str, added: Sequence[str], txid: Txid) -> StateTabl
     )
 
 
-def _values(declared: Mapping[str, Any]) -> pa.Schema | None:
+def declared_values(declared: Mapping[str, Any]) -> pa.Schema | None:
+    """Return the value columns of a stored declaration; None if they cannot be read."""
     try:
         return parse_schema(declared.get("value", ""))
     except (SchemaError, TypeError, AttributeError):
@@ -57,9 +61,11 @@ def _values(declared: Mapping[str, Any]) -> pa.Schema | None:
 
 def _refused_values(declared: Mapping[str, Any], state: SqlState) -> list[str]:
     """Return why the values are not the former ones plus some that have a default; [] when they are."""
-    before, now = _values(declared), state.value_schema
+    before, now = declared_values(declared), state.value_schema
     if before is None:
         return [""]
+    if REMOVED in before.names or REMOVED in now.names:
+        return [" (the values of a table with removed_by do not change, nor does it get or lose that)"]
     gone = [name for name in before.names if name not in now.names]
     new = [name for name in now.names if name not in before.names]
     if gone:

@@ -17,6 +17,7 @@ Invariants:
   What it wrote of dead letters is undone whatever the semantics.
 - Dead letters are written by the transaction that writes `committed`, so a record's row is there exactly when
   the batch that leaves it out is committed. So is the status of those that the batch retries.
+- What a removed row was is kept until the next batch is committed. From then on nothing undoes its removal.
 - What a commit removes because it is too old lies before the horizon of the batch before, which is committed
   in every store. No attempt of this batch or a later one may write such a row, so a removal is never undone.
 - Tables are taken in the order of their names, so that no two transactions deadlock.
@@ -116,6 +117,11 @@ class StateTransaction(DeadLetterTransaction, ABC):
         """Remove rows whose `spec.state.keep_on` lies before the horizon, in seconds since 1970: all of them,
         or at least `most`. Optional: see `StateBackend.removes_expired`."""
         raise NotImplementedError(f"{type(self).__name__} removes nothing")
+
+    def forget_removed(self, spec: TableSpec, txid: Txid) -> None:
+        """Forget what rows were that batches before `txid` have removed: delete them, or, in a table with
+        `sequence_by`, keep key and sequence only. Optional: see `StateBackend.hides_removed`."""
+        raise NotImplementedError(f"{type(self).__name__} forgets nothing")
 
 
 class _RehearsedError(Exception):
@@ -322,8 +328,10 @@ class TopologyStates:
 
     def _remove_expired(self, here: StateTransaction, commit: Commit, rows: int) -> None:
         """Remove what has expired, twice as much as this batch writes if there is so much, or a little more:
-        a table whose `keep` is new must not hold up a commit."""
+        a table whose `keep` is new must not hold up a commit. Forget what nothing can bring back."""
         for spec in sorted(self.life.tables, key=lambda spec: spec.state.table):
+            if spec.state.removed_by is not None:
+                here.forget_removed(spec, commit.attempt.txid)
             horizon = commit.horizons.get(spec.state.table)
             if horizon is not None and spec.state.keep is not None:
                 here.remove_expired(spec, horizon, max(_REMOVED_AT_LEAST, 2 * rows))

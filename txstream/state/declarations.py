@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from txstream.api.reducers import Put
 from txstream.api.schema import format_type, parse_schema
-from txstream.api.state import SqlState, SqlTable
+from txstream.api.state import REMOVED, SqlState, SqlTable
 from txstream.core.errors import (
     CorruptStateError,
     IdentityMismatchError,
@@ -128,7 +128,16 @@ def declared_state(table: str, declaration: Mapping[str, Any]) -> SqlState:
     key, value = declaration["key"], declaration["value"]
     if "on_conflict" not in declaration:
         return SqlState(table, key=key, value=value)
-    return SqlTable(table, value, key=key, on_conflict=declaration["on_conflict"])
+    values = parse_schema(value)
+    shown = pa.schema([field for field in values if field.name != REMOVED])
+    return SqlTable(
+        table,
+        shown,
+        key=key,
+        on_conflict=declaration["on_conflict"],
+        removed_by=REMOVED if REMOVED in values.names else None,
+        sequence_by=declaration.get("sequence_by"),
+    )
 
 
 def declared_spec(owner: Owner) -> TableSpec:

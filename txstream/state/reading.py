@@ -8,7 +8,7 @@ its rows are never changed; other tables do not keep the earlier values.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 from txstream.api.state import PREV_PREFIX, TXID_COLUMN, OnConflict
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid
-from txstream.state.records import BatchRecord
+from txstream.state.records import BatchRecord, TableSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,20 @@ class StoredTable:
     semantics: Semantics
     owner: str
     on_conflict: OnConflict | None = None
+    removes: bool = False
+    """Whether its rows may be removed; `value` does not have the column that says so."""
+    sequence_by: str | None = None
+
+    @classmethod
+    def of(cls, spec: TableSpec, owner: str) -> StoredTable:
+        state = spec.state
+        rules = state.on_conflict, state.removed_by is not None, state.sequence_by
+        return cls(state.table, state.key_schema, state.shown_schema, spec.semantics, owner, *rules)
+
+    @property
+    def keeps_older(self) -> bool:
+        """Whether a row that a batch has for it may be left out for one that is there."""
+        return self.on_conflict == "ignore" or self.sequence_by is not None
 
     @property
     def has_txid(self) -> bool:
@@ -60,7 +74,8 @@ class StoredTable:
 @dataclass(frozen=True, slots=True)
 class StoredRow:
     """A row by column, with Python values. `prev` has the values before `txid` (opaque), or is None when that
-    txid created the row; `txid` is None where the table has none.
+    txid created the row; `txid` is None where the table has none. With `removed`, which only `written_by`
+    returns, `txid` has removed the row.
 
     `unfinished` is true when a batch that is still being committed has written the row. In an opaque table
     the row is then as it was before that batch, and its `prev` and `txid` are unknown.
@@ -71,6 +86,7 @@ class StoredRow:
     prev: Mapping[str, Any] | None
     txid: Txid | None
     unfinished: bool = False
+    removed: bool = False
 
 
 class StateReading(ABC):
@@ -119,6 +135,11 @@ class StateReading(ABC):
     @abstractmethod
     def count_written_by(self, table: str, txid: int) -> int:
         """Return how many rows carry `txid`."""
+
+    def written_since(self, table: str, txid: int) -> Iterable[StoredRow]:
+        """Return the rows that carry this txid or a later one that is committed, those of a txid together."""
+        for one in range(txid, self.as_of + 1):
+            yield from self.written_by(table, one)
 
     # --- for fsck: the defaults report nothing, for a store that does not know ------------------------
 

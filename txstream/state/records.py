@@ -91,11 +91,13 @@ class Commit:
     is missing or has no rows has no deltas in this batch. `metas` is the ledger's JSON document, `tuples` how
     many tuples the spout emitted, `error` why the attempt before this one failed, `after` the attempt that
     committed the previous txid (None where unknown). Times are timezone-aware. `details` is for information
-    only, in JSON values: `path` ("driver" or "executors"), `timings` (seconds by step), `timings_before`
+    only, but for `read`, in JSON values: `path` ("driver" or "executors"), `timings` (seconds by step),
+    `timings_before`
     (those of the commit of the batch before, which its own row cannot have), `attempts` (those of
     this txid that failed: attempt, error, failed_at), `waits` (what the run waited for since the
     batch before: what, since, until), `ended_before` (of a leader's first batch: the epoch of the last leader
-    that ended well, or null), `digests` (by table: `txstream.core.digests`). `letters` are
+    that ended well, or null), `digests` (by table: `txstream.core.digests`), `read` (what the batch was made
+    from: `txstream.core.readings`). `letters` are
     the records that `metas` leave out, in the one store of the topology that keeps them; `retried` are those
     of earlier batches that it retries, wherever they are. `horizons` are those of the batch before, by
     table: rows of a time before that may be removed.

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         ENDED,
         FAILING,
         FAILING_ATTEMPTS,
-        LETTERS_SENT,
         TREES,
         WAITING,
     )
@@ -43,7 +42,6 @@ _HOME_OF = home_of(
             "ENDED",
             "FAILING",
             "FAILING_ATTEMPTS",
-            "LETTERS_SENT",
             "TREES",
             "WAITING",
         ),
@@ -64,7 +62,6 @@ __all__ = [
     "FAILING",
     "FAILING_ATTEMPTS",
     "FORMAT",
-    "LETTERS_SENT",
     "ROOT",
     "TREES",
     "WAITING",

@@ -227,11 +227,6 @@ def _decode_failing_attempts(data: bytes, path: str) -> tuple[None, FailingBatch
     return None, replace(batch, metas=metas, attempts=tuple(attempts))
 
 
-def _decode_letters_sent(data: bytes, path: str) -> tuple[None, tuple[str, Txid]]:
-    document = parse_object(data, path, {"topic", "txid"})
-    return None, (take(document, "topic", str, path), Txid(take(document, "txid", int, path)))
-
-
 def _encode_waiting(waits: Sequence[Wait], epoch: Epoch) -> bytes | None:
     if not waits:
         return None
@@ -317,13 +312,6 @@ FAILING_ATTEMPTS = Note("failing_attempts", _encode_failing_attempts, _decode_fa
 """The same, with its latest attempts; `FAILING` is what drivers of before read, too."""
 WAITING = Note("waiting", _encode_waiting, _decode_waiting)
 """What the leader waits for, or did when it ended; without waits, the znode is deleted."""
-LETTERS_SENT = Note(
-    "letters_sent",
-    lambda sent, _: to_json({"topic": sent[0], "txid": sent[1]}).encode(),
-    _decode_letters_sent,
-)
-"""The topic that dead letters are sent to, and the last txid whose letters are all there. Without it, all of
-them are sent once more."""
 TREES = Note[Mapping[str, Any]](
     "trees",
     lambda document, _: to_json(document).encode(),

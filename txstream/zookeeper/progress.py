@@ -21,7 +21,6 @@ from txstream.zookeeper.fenced_tree import MAX_RACES, FencedTree, Hook
 from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.notes import Notes
 from txstream.zookeeper.paths import Paths
-from txstream.zookeeper.rebuilt_progress import rebuild
 from txstream.zookeeper.request_queue import LeaderRequests
 from txstream.zookeeper.requests import Request, Requests
 from txstream.zookeeper.tree import (
@@ -359,13 +358,13 @@ class ProgressStore:
             raise CoordinatorError(f"the progress of topology {self.topology_id!r} was not loaded yet")
         return self._current
 
-    def rebuild(self, identity: Identity, progress: Progress) -> None:
-        """Store these in place of whatever was there, readable or not. For `txstream recover`, after an epoch
-        was claimed and every fence raised. Repeated until it is known to be stored."""
+    def replace(self, write: Callable[[FencedTree, Paths], None]) -> None:
+        """Have `write` store something else in place of whatever was there, readable or not. For
+        `txstream recover`, after an epoch was claimed and every fence raised."""
         with self._lock:
             self._current = None
             self._fenced.outdate()
-            rebuild(self._fenced, self._paths, self._codec, identity, progress)
+            write(self._fenced, self._paths)
 
     # --- for operators --------------------------------------------------------------------------------
 

@@ -581,3 +581,33 @@ def test_records_are_counted_or_dead(
         assert site.fsck().findings == ()
     else:
         assert only(site.fsck(), code, severity).where == f"txid {9 if 'new' in code else 2}"
+
+
+RETRIED = """UPDATE txstream_batch
+    SET metas = replace(metas, '{"partitions"', '{"retried":[[2,"p@2"]],"partitions"') WHERE txid = 3"""
+MARKED = "UPDATE txstream_dead_letter SET status = 'retried in txid 3'"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code", "where"),
+    [
+        ([MARKED], [], None, ""),
+        ([], [], "retried-and-dead", "txid 2"),
+        ([MARKED], ["UPDATE txstream_batch SET tuples = 0 WHERE txid = 3"], "retried-missing", "txid 3 in "),
+        ([MARKED, "DELETE FROM txstream_dead_letter"], [], "dead-letter-gone", "txid 2"),
+    ],
+)
+def test_retried_letters_are_compared_with_each_ledger(
+    make_site: Any, first: list[str], second: list[str], code: str | None, where: str
+) -> None:
+    site = make_site(TransactionalSpout)
+    for number in (0, 1):
+        site.execute(number, f"{EXCLUDED} WHERE txid = 2")
+        site.execute(number, RETRIED)
+    for number, statements in enumerate(([DEAD_LETTER.format(txid=2), *first], second)):
+        for statement in statements:
+            site.execute(number, statement)
+    site.lose_zookeeper()  # its copy of the metas is not what this is about
+    found = [one for one in site.fsck().findings if one.code != "zookeeper-missing"]
+    assert [one.code for one in found] == ([] if code is None else [code]), found
+    assert all(one.where.startswith(where) for one in found)

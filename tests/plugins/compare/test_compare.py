@@ -15,6 +15,7 @@ from support.simulated import Guesses, counts
 
 from txstream import (
     Count,
+    Decode,
     KafkaSource,
     Max,
     OpaqueSpout,
@@ -418,30 +419,35 @@ def test_records_are_rows_without_the_products_reader() -> None:
     )
     moment = datetime(2023, 11, 14, 22, 13, 20, 123000, tzinfo=UTC)
     headers = [{"key": "h", "value": b"v"}]
-    plain = KafkaSource("t", key_format="string", value_format="binary")
+    plain = KafkaSource("t", decode=Decode("binary", key_format="string"))
     assert list(_row(plain, record)) == ["k", record.value, "t", 3, 7, moment, 0, headers]
     schema = "user string, price decimal(9,2), n double, gone bigint"
-    as_json = KafkaSource("t", value_format="json", schema=schema, kafka_columns=["offset"])
+    as_json, with_nulls = (
+        KafkaSource("t", decode=Decode("json", schema, tombstones=what), kafka_columns=["offset"])
+        for what in ("refuse", "null")
+    )
     assert list(_row(as_json, record)) == ["u1", Decimal("1.50"), 2.0, None, 7]
     tombstone = SimpleNamespace(**{**vars(record), "value": None})
-    assert list(_row(as_json, tombstone)) == [None, None, None, None, 7]
-    dated = KafkaSource("t", value_format="json", schema="user date")
+    assert list(_row(with_nulls, tombstone)) == [None, None, None, None, 7]
+    with pytest.raises(ValueError, match="without a value"):
+        _row(as_json, tombstone)
+    dated = KafkaSource("t", decode=Decode("json", "user date"))
     order = {"type": "record", "name": "Order", "fields": [{"name": "user", "type": "string"}]}
-    values = KafkaSource("t", value_format="avro", schema=order)
-    keys = KafkaSource("t", key_format="avro", key_schema='"string"')
+    values = KafkaSource("t", decode=Decode("avro", order))
+    keys = KafkaSource("t", decode=Decode(key_format="avro", key_schema='"string"'))
     for source in (dated, values, keys):
         with pytest.raises(_OnlyTheSourceKnowsError):
             _row(source, record)
     times = b'{"day": "2026-01-31", "at": "2026-01-31T12:00:00.5+02:00", "local": "2026-01-31T12:00:00"}'
     record = SimpleNamespace(**{**vars(record), "value": times})
-    timed = KafkaSource("t", value_format="json", schema="day date, at timestamp, local timestamp_ntz")
+    timed = KafkaSource("t", decode=Decode("json", "day date, at timestamp, local timestamp_ntz"))
     day, at, local = _row(timed, record)
     assert day == date(2026, 1, 31)
     assert at == datetime(2026, 1, 31, 10, 0, 0, 500_000, tzinfo=UTC)
     assert local == datetime(2026, 1, 31, 12)
     for wrong in ("at timestamp_ntz", "local timestamp", "day timestamp"):
         with pytest.raises(_OnlyTheSourceKnowsError):
-            _row(KafkaSource("t", value_format="json", schema=wrong), record)
+            _row(KafkaSource("t", decode=Decode("json", wrong)), record)
 
 
 @pytest.mark.soak

@@ -13,6 +13,7 @@ import pytest
 
 from txstream import (
     Count,
+    Decode,
     KafkaSource,
     OpaqueSpout,
     Settings,
@@ -111,8 +112,11 @@ def test_a_fixed_port_that_is_taken() -> None:
 
 def test_what_executors_must_have_is_what_the_formats_of_a_source_import() -> None:
     order = {"type": "record", "name": "Order", "fields": [{"name": "user", "type": "string"}]}
-    source = KafkaSource("orders", value_format="avro", schema=order, key_format="json", key_schema="n int",
-                         kafka_columns=["key"])  # fmt: skip
+    source = KafkaSource(
+        "orders",
+        decode=Decode("avro", order, key_format="json", key_schema="n int"),
+        kafka_columns=["key"],
+    )  # fmt: skip
     builder = TransactionalTopologyBuilder("orders", "orders", OpaqueSpout(source), commit="executors")
     store = SqlStateBolt(SqlState("sums", key="user string", value="n bigint"), n=Count())
     builder.set_bolt("store", store).fields_grouping("orders", "user")

@@ -23,7 +23,7 @@ from txstream.plugins.formats.avro_schema import parsed
 from txstream.plugins.formats.avro_values import AvroDecoder
 from txstream.plugins.formats.schema_registry import UnresolvableError
 from txstream.spouts.formats.unfit_values import BadValueError
-from txstream.spouts.kafka import KafkaSource
+from txstream.spouts.kafka import Decode, KafkaSource
 from txstream.spouts.kafka.columns import readers
 
 REFUSED = (BadValueError, UnresolvableError)
@@ -260,7 +260,7 @@ def test_the_schema_of_a_source_is_that_of_its_records() -> None:
         field("Address", "w"),
         field(logical("string", "of-tomorrow"), "x"),
     )  # fmt: skip
-    source = KafkaSource("orders", value_format="avro", schema=schema)
+    source = KafkaSource("orders", decode=Decode("avro", schema))
     assert format_schema(source.output) == (
         "a boolean, b int, c bigint, d float, e double, f binary, g string, h date, i timestamp, j "
         "timestamp, "
@@ -286,7 +286,7 @@ def test_the_schema_of_a_source_is_that_of_its_records() -> None:
 )
 def test_what_cannot_be_a_column_is_refused(schema: dict[str, Any], words: str) -> None:
     with pytest.raises(SchemaError, match=f"^schema: .*{words}"):
-        KafkaSource("orders", value_format="avro", schema=record(schema))
+        KafkaSource("orders", decode=Decode("avro", record(schema)))
 
 
 BOTH = [
@@ -450,7 +450,7 @@ def test_named_types_of_other_subjects() -> None:
 
 
 def test_a_source_with_a_schema_can_be_shipped() -> None:
-    source = KafkaSource("orders", value_format="avro", schema=record(field("long")), wire_format="plain")
+    source = KafkaSource("orders", decode=Decode("avro", record(field("long")), wire_format="plain"))
     shipped = pickle.loads(pickle.dumps(source))
     read = readers(shipped, SpoutContext("t", "orders", {})).value
     assert read is not None

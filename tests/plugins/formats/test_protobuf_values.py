@@ -31,7 +31,7 @@ from txstream.plugins.formats.protobuf_schema import message_type
 from txstream.plugins.formats.protobuf_values import ProtobufDecoder
 from txstream.plugins.formats.schema_registry import RegisteredSchema, UnresolvableError
 from txstream.spouts.formats.unfit_values import BadValueError
-from txstream.spouts.kafka import KafkaSource
+from txstream.spouts.kafka import Decode, KafkaSource
 from txstream.spouts.kafka.columns import readers
 
 F = descriptor_pb2.FieldDescriptorProto
@@ -114,7 +114,7 @@ ALL = class_of(
 
 def test_the_schema_of_a_source_is_that_of_its_messages() -> None:
     """The table of docs/formats.md."""
-    source = KafkaSource("orders", value_format="protobuf", schema=ALL)
+    source = KafkaSource("orders", decode=Decode("protobuf", ALL))
     assert format_schema(source.output) == (
         "f_double double, f_float float, f_int64 bigint, f_uint64 decimal(20,0), f_int32 int, "
         "f_fixed64 decimal(20,0), f_fixed32 bigint, f_bool boolean, f_string string, f_bytes binary, "
@@ -220,11 +220,11 @@ RECURSIVE = class_of(file_of("int64 id = 1", "Order parent = 2"))
 )
 def test_what_cannot_be_a_column_is_refused(schema: Any, words: str) -> None:
     with pytest.raises(SchemaError, match=f"^schema: {words}"):
-        KafkaSource("orders", value_format="protobuf", schema=schema)
+        KafkaSource("orders", decode=Decode("protobuf", schema))
 
 
 def test_a_source_with_a_message_class_can_be_shipped() -> None:
-    source = KafkaSource("orders", value_format="protobuf", schema=ALL, wire_format="plain")
+    source = KafkaSource("orders", decode=Decode("protobuf", ALL, wire_format="plain"))
     read = readers(pickle.loads(pickle.dumps(source)), SpoutContext("t", "orders", {})).value
     assert read is not None
     columns, _ = read([None, ALL(f_int64=5).SerializeToString()])
@@ -238,10 +238,10 @@ def test_a_descriptor_set_is_a_schema(tmp_path: Path) -> None:
     files.file.add().CopyFrom(file_of("int64 id = 1"))
     path = tmp_path / "orders.desc"
     path.write_bytes(files.SerializeToString())
-    source = KafkaSource("orders", value_format="protobuf", schema=(path, "shop.Order"))
+    source = KafkaSource("orders", decode=Decode("protobuf", (path, "shop.Order")))
     assert format_schema(source.output) == "id bigint"
     with pytest.raises(SchemaError, match=r"has no message 'Order'; it has .*shop\.Item, shop\.Order"):
-        KafkaSource("orders", value_format="protobuf", schema=(path, "Order"))
+        KafkaSource("orders", decode=Decode("protobuf", (path, "Order")))
 
 
 def test_a_proto_file_is_a_schema_with_what_it_imports(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_proto_file_is_a_schema_with_what_it_imports(tmp_path: Path) -> None:
         message Order { int64 id = 1; Item item = 2; google.protobuf.Timestamp at = 3; }
     """
     path.write_text(text)
-    source = KafkaSource("orders", value_format="protobuf", schema=(path, "shop.Order"), wire_format="plain")
+    source = KafkaSource("orders", decode=Decode("protobuf", (path, "shop.Order"), wire_format="plain"))
     assert source.output.names[:3] == ["id", "item", "at"]
     read = readers(pickle.loads(pickle.dumps(source)), SpoutContext("t", "orders", {})).value
     assert read is not None
@@ -269,10 +269,10 @@ def test_a_proto_file_is_a_schema_with_what_it_imports(tmp_path: Path) -> None:
 def test_a_proto_file_that_is_missing_or_wrong_is_named(tmp_path: Path) -> None:
     path = tmp_path / "orders.proto"
     with pytest.raises(SchemaError, match=r"orders\.proto' cannot be read as a schema \(FileNotFoundError"):
-        KafkaSource("orders", value_format="protobuf", schema=(path, "shop.Order"))
+        KafkaSource("orders", decode=Decode("protobuf", (path, "shop.Order")))
     path.write_text("message {")
     with pytest.raises(SchemaError, match=r"orders\.proto' .*protoc cannot compile it.*=orders\.desc"):
-        KafkaSource("orders", value_format="protobuf", schema=(path, "shop.Order"))
+        KafkaSource("orders", decode=Decode("protobuf", (path, "shop.Order")))
 
 
 def test_a_proto_file_without_a_compiler_says_what_to_install(
@@ -282,7 +282,7 @@ def test_a_proto_file_without_a_compiler_says_what_to_install(
     path.write_text('syntax = "proto3"; message Order { int64 id = 1; }')
     monkeypatch.setitem(sys.modules, "grpc_tools", None)
     with pytest.raises(UsageError, match=r"a \.proto file; compiling it takes protoc; type pip install"):
-        KafkaSource("orders", value_format="protobuf", schema=(path, "Order"))
+        KafkaSource("orders", decode=Decode("protobuf", (path, "Order")))
 
 
 READER = [

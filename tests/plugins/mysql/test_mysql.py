@@ -53,7 +53,7 @@ class Connection:
 def upserts(dialect: MySQLDialect, connection: Connection, rows: int, **options: Any) -> list[str]:
     writer = TableWriter(word_table(**options), dialect)
     deltas = pa.table({"word": [f"w{n}" for n in range(rows)], "n": list(range(rows))})
-    assert writer._upsert.execute(connection, writer.prepare(deltas), 7) == rows  # type: ignore[arg-type]
+    assert writer._upsert.execute(connection, writer.prepare(deltas), 7)[0] == rows  # type: ignore[arg-type]
     return [
         " ".join((statement % tuple(map(repr, parameters))).split())
         for statement, parameters in connection.sent
@@ -92,7 +92,7 @@ def test_names_that_the_driver_would_take_for_formats(dialect: MySQLDialect, sem
     writer = TableWriter(spec, dialect)
     connection = Connection(mariadb=True)
     deltas = writer.prepare(pa.table({"k%": ["a"], "v%%": [1]}))
-    assert writer._upsert.execute(connection, deltas, 7) == 1  # type: ignore[arg-type]
+    assert writer._upsert.execute(connection, deltas, 7)[0] == 1  # type: ignore[arg-type]
     ((statement, parameters),) = connection.sent
     found = re.findall(r"[tkv]%+s?", statement % parameters)
     assert {name for name in found if not name.startswith("prev")} == {"t%s", "k%", "v%%"}

@@ -200,7 +200,7 @@ def test_where_a_group_begins_is_committed_at_once_for_every_partition(
 ) -> None:
     consumer = Consumer([], 7, partitions=2)
     consumer.offsets, consumer.begins, consumer.ends = {}, {0: 2, 1: 3}, {0: 7, 1: 9}
-    spout, _ = opened(monkeypatch, [], consumer=consumer, starting_offsets=start)
+    spout, _ = opened(monkeypatch, [], consumer=consumer, start=start)
     wait_until(lambda: consumer.commits, "its commit", 10)
     assert consumer.commits == [begin]
     spout.close()
@@ -211,7 +211,7 @@ def test_a_partition_that_is_new_to_the_topic_begins_at_its_beginning(
 ) -> None:
     consumer = Consumer([], 7, partitions=3)
     consumer.ends[1], consumer.own = 5, {PLACE, TopicPartition("orders", 1)}
-    spout, _ = opened(monkeypatch, [], consumer=consumer, starting_offsets="latest")
+    spout, _ = opened(monkeypatch, [], consumer=consumer, start="latest")
     wait_until(lambda: consumer.commits, "its commit", 10)
     assert consumer.commits == [{1: 0}]
     spout.close()
@@ -233,7 +233,7 @@ def test_only_the_task_with_the_first_partition_says_where_a_group_begins(
         return committed(place, timeout_ms)
 
     monkeypatch.setattr(consumer, "committed", ask)
-    spout, _ = opened(monkeypatch, [], consumer=consumer, starting_offsets="latest")
+    spout, _ = opened(monkeypatch, [], consumer=consumer, start="latest")
     assert asked.wait(10)
     asked.clear()
     assert asked.wait(10), "it has asked a second time"
@@ -343,7 +343,7 @@ def test_an_error_of_the_reader_reaches_the_spouts_thread(
     [
         ("orders", "KafkaQueueSpout takes a KafkaSource, not str"),
         (KafkaSource(topic_pattern="o.*"), "topics by their names; topic_pattern does not apply"),
-        (KafkaSource("orders", starting_offsets={"orders/0": 3}), "takes its offsets from the group"),
+        (KafkaSource("orders", start={"orders/0": 3}), "takes its offsets from the group"),
         (KafkaSource("orders", max_records_per_partition=3), "tracked tuples have max_spout_pending"),
     ],
 )

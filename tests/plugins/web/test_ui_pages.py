@@ -423,6 +423,9 @@ def test_the_graph_has_tuples_and_seconds_and_marks_the_slowest_task(
     assert [one[-2:] for one in cells[-3:]] == [["0.004", "0.003"], ["0.250", "-"], ["-", "-"]]
     assert "<b>count" not in text
     assert not re.search(r"\bstyle=", text)
+    later = Assignment(Txid(TXIDS + 1), attempt_id(1, TXIDS + 1), NOON, tuple(places))
+    served.store.notes.put(ASSIGNMENT, later)
+    assert served.json("/api/topologies/words/graph")["edges"] == [], "those of an earlier batch"
 
 
 def test_source_has_the_lag_of_each_partition(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from txstream.api.spouts import PartitionedSpout, SpoutContext
 from txstream.api.topology import BATCHES, Component, Topology
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import TopologyError
+from txstream.core.semantics import Semantics
 from txstream.engine.states.bindings import Bindings
 
 
@@ -115,6 +116,7 @@ class ExecutionPlan:
     fed: tuple[BoltSpec, ...] = ()
     tracks: bool = False
     tier: str = BATCHES
+    is_transactional: bool = False
     # Those of `lay_out`, by what they depend on besides the plan.
     layouts: dict[Any, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
@@ -184,6 +186,7 @@ def compile_topology(
         fed=fed,
         tracks=topology.tracks,
         tier=topology.tier,
+        is_transactional=topology.semantics is Semantics.TRANSACTIONAL,
     )
 
 

@@ -25,6 +25,7 @@ import pyarrow as pa
 from txstream.core.digests import TableDigest
 from txstream.core.errors import ShortBatchError
 from txstream.core.placement import TaskPlace
+from txstream.core.readings import NOTHING_READ, Reading
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.core.wording import counted
 from txstream.engine.batch.edge_counts import EdgeCount, EdgeName, counts_of
@@ -305,6 +306,7 @@ class Answer:
     lineage: str = ""
     heard: Mapping[str, str] = field(default_factory=dict)
     gaps: Sequence[str] = ()
+    reading: Reading = NOTHING_READ
 
     def encode(self) -> bytes:
         if self.failure is not None:
@@ -325,6 +327,7 @@ class Answer:
             "left_out": [[*one[:2], one.failure.to_document()] for one in self.left_out],
             "lineage": [self.lineage, self.heard],
             "gaps": list(self.gaps),
+            "reading": self.reading.to_document(),
         }
         tables = [*self.deltas.values(), *self.emitted.values()]
         named = {str(i): table for i, table in enumerate(tables)}
@@ -361,6 +364,7 @@ class Answer:
             lineage=header["lineage"][0],
             heard=header["lineage"][1],
             gaps=header["gaps"],
+            reading=Reading.from_document(header["reading"]),
         )
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.digests import TableDigest
 from txstream.core.placement import EdgeTuples, TaskPlace
+from txstream.core.readings import NOTHING_READ, Reading
 from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.edge_counts import EdgeCount
 from txstream.engine.batch.messages import LeftOut, Tracked, WorkOrder
@@ -63,6 +64,7 @@ class BatchResult:
     by_residents: bool = False
     left_out: Sequence[LeftOut] = ()
     lineages: Mapping[str, str] = field(default_factory=dict)
+    reading: Reading = NOTHING_READ
 
     def to_commit(self, order: WorkOrder, committed: TransactionAttempt | None) -> WorkOrder:
         """Return the order of the commit phase: what is computed again leaves out the same records."""
@@ -96,8 +98,9 @@ class BatchRunner(Protocol):
 
     slots: Mapping[str, int]
 
-    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
-        """Process one attempt. Raises the TxstreamError that an executor reported, or another on a crash."""
+    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any], spare: int = 0) -> BatchResult:
+        """Process one attempt, whose tasks may leave out up to `spare` records. Raises the TxstreamError that
+        an executor reported, or another on a crash."""
 
     def find(
         self,

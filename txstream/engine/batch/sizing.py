@@ -102,6 +102,7 @@ def work_order(
     width: int | None = None,
     record_seconds: float | None = None,
     can_stay: bool = False,
+    spare: int = 0,
 ) -> WorkOrder:
     """Spread a batch's partitions over the Spark tasks of its first stage, the largest first.
 
@@ -137,5 +138,5 @@ def work_order(
         horizons=metas.horizons,
         ahead=metas.ahead if readers == 1 else {},
         # What a DataFrame bolt reads is kept, and computed again where it is lost, behind the answers.
-        spare=0 if any(bolt.is_dataframe for bolt in plan.bolts) else metas.spare,
+        spare=0 if any(bolt.is_dataframe for bolt in plan.bolts) else spare,
     )

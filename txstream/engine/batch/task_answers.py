@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from txstream.core.digests import added_up
 from txstream.core.placement import TaskPlace
+from txstream.core.readings import Reading, refuse_changes
 from txstream.core.transaction import TransactionAttempt
 from txstream.engine.batch.edge_counts import EdgeCount, require_delivered
 from txstream.engine.batch.execution_plan import ExecutionPlan
@@ -97,7 +98,17 @@ def collect_result(
         taking_ns,
         left_out=left_out,
         lineages=lineages,
+        reading=_reading(answers),
     )
+
+
+def _reading(answers: Iterable[Answer]) -> Reading:
+    """Return what the tasks have read together. Raises InputChangedError for two schemas with one id."""
+    whole = Reading()
+    for answer in answers:
+        refuse_changes(whole.changed(answer.reading), "two tasks of the batch decoded by different schemas")
+        whole += answer.reading
+    return whole
 
 
 def _lineages(attempt: TransactionAttempt, answers: Sequence[Answer]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from txstream.core.batch_metas import pieces
 from txstream.core.errors import BoltError, ShortBatchError
 from txstream.core.fault_points import CrashError
 from txstream.core.placement import TaskPlace
+from txstream.core.readings import Reading
 from txstream.core.transaction import TransactionAttempt
 from txstream.core.wording import counted
 from txstream.engine.batch.edge_counts import EdgeCount, EdgeName, shared_out
@@ -57,14 +58,14 @@ def run_first_stage(
 
     def work(started: float) -> list[Element]:
         run = StageRun(plan, layout, stage, spark_task, order, process)
-        records, waited = _read(plan, spark_task, order, run, process)
+        records, waited, reading = _read(plan, spark_task, order, run, process)
         run.finish()
         if order.sought is not None:
             order.sought.refuse(run.outbox.tables())
         answer = _answer(run, started, waited)
         if run.leaving is not None:
             answer.gaps = run.leaving.gaps
-        answer.records, answer.read_seconds = records, waited
+        answer.records, answer.read_seconds, answer.reading = records, waited, reading
         answer.places.insert(0, _spout_place(plan, spark_task, process, records, waited))
         return _elements(run, answer)
 
@@ -131,15 +132,17 @@ def _reporting(
 
 def _read(
     plan: ExecutionPlan, spark_task: int, order: WorkOrder, run: StageRun, process: WorkerProcess
-) -> tuple[int, float]:
-    """Push what the emitter reads. Returns the number of records and the seconds spent waiting for them."""
+) -> tuple[int, float, Reading]:
+    """Push what the emitter reads. Returns the number of records, the seconds spent waiting for them, and
+    what the emitter tells of them."""
     assigned = order.assignments[spark_task]
     if order.records is not None and spark_task == 0:
         run.outbox.push(plan.spout_id, DEFAULT_STREAM, spark_task, order.records)
-        return order.records.num_rows, 0.0
+        return order.records.num_rows, 0.0, Reading()
     if not assigned:
-        return 0, 0.0
+        return 0, 0.0, Reading()
     emitter, codec = process.spout()
+    emitter.take_reading()  # of a task that has failed
     attempt = str(order.attempt)
     metas = {
         partition: codec.decode_meta(meta, f"partition {partition!r} of {attempt}")
@@ -171,7 +174,7 @@ def _read(
             joined.push()
             if leaving is not None:
                 leaving.require_unfit(assigned)
-            return rows.total(), waited
+            return rows.total(), waited, emitter.take_reading()
         counts, batch = item
         rows.update(counts)
         for partition in counts:

@@ -61,7 +61,9 @@ class WorkerProcess:
         """The emitter, opened when first needed, and the codec of its metas."""
         if self._spout is None:
             source = self.plan.create_source()
-            self._spout = (source.emitter(self.plan.context), MetaCodec(source.meta_type))
+            emitter = source.emitter(self.plan.context)
+            emitter.tells_digests = self.plan.is_transactional
+            self._spout = emitter, MetaCodec(source.meta_type)
         return self._spout
 
     def get_ready(self) -> None:

@@ -40,6 +40,7 @@ from txstream.core.errors import (
 )
 from txstream.core.failing_batch import Wait
 from txstream.core.fault_points import Point, Reached
+from txstream.core.readings import NOTHING_READ, Reading
 from txstream.core.transaction import AttemptId, Epoch, TransactionAttempt, Txid, epoch_of
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.batch.shares import StateWrite, TableDeltas
@@ -80,7 +81,7 @@ class ProcessedBatch:
     step adds its own, `timings_before` those of the commit of the batch before, if this driver committed it,
     which that batch's own row cannot have. `letters` are the records that its metas leave out, `retried` the
     dead letters that it retries, `lag_records` the records that its plan did not take, None if it did not
-    tell."""
+    tell, `reading` what it was made from."""
 
     result: BatchResult
     deltas: Prepared
@@ -93,6 +94,7 @@ class ProcessedBatch:
     retried: Sequence[LetterKey] = ()
     lag_records: int | None = None
     timings_before: Mapping[str, float] = field(default_factory=dict)
+    reading: Reading = NOTHING_READ
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +377,8 @@ class BatchCommitter:
             ]
         if batch.lag_records is not None:
             details["lag_records"] = batch.lag_records
+        if batch.reading != NOTHING_READ:
+            details["read"] = batch.reading.to_document()
         if digests is not None:
             details["digests"] = {table: digest.to_document() for table, digest in digests.items()}
         return Commit(

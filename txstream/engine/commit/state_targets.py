@@ -132,6 +132,12 @@ def state_targets(
     shown: set[str] = set()
     for one in targets:
         for spec in one.tables:
+            if spec.state.removed_by is not None and not one.database.hides_removed:
+                raise TopologyError(
+                    f"topology {topology.id!r}: table {spec.state.table!r} has removed_by, and "
+                    f"{one.database.display_url} ({type(one.database).__name__}) cannot hide removed rows; "
+                    f"keep it in a SQL database"
+                )
             if spec.state.keep is not None and not one.database.removes_expired:
                 raise TopologyError(
                     f"topology {topology.id!r}: table {spec.state.table!r} has keep={spec.state.keep!r}, and "

@@ -23,6 +23,7 @@ from txstream.core.batch_metas import BatchMetas, alone_in, halves, is_left, onl
 from txstream.core.dead_letters import DeadLetters, Excluded
 from txstream.core.errors import BatchFailedError, BatchTimeoutError, BoltError, LateRecordError
 from txstream.core.transaction import TransactionAttempt, Txid
+from txstream.core.wording import counted
 from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.batch.sizing import planned_records
 from txstream.engine.letters.retry_policy import may_be_a_record, reason_without_data, shortened
@@ -85,6 +86,8 @@ class Isolation(Generic[T]):
         self._release = release
         self._find = find
         self._trials: Counter[TransactionAttempt] = Counter()
+        self.trying: dict[TransactionAttempt, str] = {}
+        """How much is left to look through, of each attempt that searches."""
         # The number of the last trial of an attempt that was ended.
         self._ended: dict[TransactionAttempt, int] = {}
         # Batches whose search by workers has not come to its end.
@@ -128,6 +131,7 @@ class Isolation(Generic[T]):
 
     def _forget(self, attempt: TransactionAttempt) -> None:
         del self._trials[attempt]
+        self.trying.pop(attempt, None)
         self._ended.pop(attempt, None)
 
     def tell_again(
@@ -170,6 +174,7 @@ class _Search(Generic[T]):
         self._attempt = attempt
         self._is_wanted = is_wanted
         self._most = isolation._limits.most_of(planned_records(metas) or 0)
+        self._whole = _size([metas])
         self._left = self._most - sum(not one.is_late for one in metas.excluded)
         self._found: list[Found] = []
         self._first: Exception | None = None
@@ -244,7 +249,7 @@ class _Search(Generic[T]):
         isolation, txid = self._isolation, self._attempt.txid
         if not parts or txid in isolation._unfinished:
             return []
-        self._begin_trial()
+        self._begin_trial(*parts)
         isolation._unfinished.add(txid)
         found: list[FailingRecord] = []
         try:
@@ -301,7 +306,7 @@ class _Search(Generic[T]):
         return None
 
     def _processed(self, metas: BatchMetas[Any]) -> T:
-        self._begin_trial()
+        self._begin_trial(metas)
         try:
             return self._isolation._process(self._attempt, metas)
         except Exception as error:
@@ -317,10 +322,17 @@ class _Search(Generic[T]):
             return error
         return _HangingError(f"{attempt}: a part of it was not processed in time (message_timeout_seconds)")
 
-    def _begin_trial(self) -> None:
+    def _begin_trial(self, *parts: BatchMetas[Any]) -> None:
         if not self._is_wanted():
             raise BatchFailedError(f"{self._attempt} was cancelled")
         self._isolation._trials[self._attempt] += 1
+        left = f"{_size(parts):,} of {counted(self._whole, 'record')} left to try"
+        self._isolation.trying[self._attempt] = left if self._whole else "parts of it are tried"
+
+
+def _size(parts: Sequence[BatchMetas[Any]]) -> int:
+    """Return how many records parts hold; 0 if the source's metas do not say."""
+    return sum((planned_records(part) or 0) + len(part.retried) for part in parts)
 
 
 def found_at(partition: str, offset: int, error: Exception) -> Found:

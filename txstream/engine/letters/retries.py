@@ -18,13 +18,15 @@ from txstream.core.batch_metas import BatchMetas
 from txstream.core.dead_letters import DeadLetter, LetterKey
 from txstream.core.errors import (
     BatchFailedError,
+    CorruptStateError,
     DecodeError,
     ServiceUnavailableError,
     TxstreamError,
     UsageError,
 )
+from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid
-from txstream.state import TopologyStates
+from txstream.state import StateBackend, TopologyStates
 from txstream.state.dead_letters import DEAD, StoredDeadLetter, retried_in
 
 MOST_LETTERS: Final = 100
@@ -52,6 +54,10 @@ class Retries:
         self._failed: set[LetterKey] = set()
 
     @property
+    def first_store(self) -> StateBackend:
+        return self._states[0].store
+
+    @property
     def are_asked(self) -> bool:
         return bool(self._asked)
 
@@ -71,18 +77,33 @@ class Retries:
             self._failed.clear()
         return ()
 
-    def loaded(self, metas: BatchMetas[Any]) -> BatchMetas[Any]:
-        """Return a batch with the records that it retries. One that was dropped meanwhile is left out. Raises
-        DecodeError."""
+    def loaded(self, metas: BatchMetas[Any], txid: Txid | None = None) -> BatchMetas[Any]:
+        """Return a batch with the records that it retries. One that was dropped meanwhile is left out, unless
+        a database may have it as part of `txid`. Raises DecodeError, and CorruptStateError for that."""
         if not metas.retried:
             return metas
-        found = [one.letter for key in metas.retried if (one := self._read(key)) is not None]
+        read = {key: self._read(key) for key in metas.retried}
+        gone = min((key for key, one in read.items() if one is None), default=None)
+        if gone is not None and txid is not None:
+            self._refuse_without(gone, txid)
+        found = [one.letter for one in read.values() if one is not None]
         try:
             return metas.retrying(metas.retried, self._decode(found))
         except TxstreamError as error:
             if isinstance(error, (BatchFailedError, ServiceUnavailableError, UsageError)):
                 raise
             raise DecodeError(str(error)) from error  # also what would end the run: a letter stays dead
+
+    def _refuse_without(self, gone: LetterKey, txid: Txid) -> None:
+        """An opaque batch is undone and planned anew; the plan of a transactional one is what it was."""
+        for states in self._states:
+            if states.life.semantics is Semantics.TRANSACTIONAL and states.batch(txid) is not None:
+                raise CorruptStateError(
+                    f"topology {states.life.topology!r}, txid {txid}: it retries the record {gone.place} of "
+                    f"txid {gone.txid}, whose row of txstream_dead_letter is gone, and {states.display_url} "
+                    f"may have it already, so another database would never get it; put the row back from a "
+                    f"backup, then run again"
+                )
 
     def _wanted(self, components: frozenset[str] | None, before: Txid) -> list[LetterKey]:
         dead = DEAD, retried_in(before)

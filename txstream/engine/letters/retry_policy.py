@@ -160,7 +160,8 @@ class TxidFailures:
     ) -> None:
         """Add a failure. Without an `attempt` it is counted, but not kept."""
         self.attempts += 1
-        self.bugs += judge(error) is Verdict.BUG
+        is_bug, has_looked = judge(error) is Verdict.BUG, self.by_records or not self.hides_data
+        self.bugs += is_bug
         self.late += isinstance(error, LateRecordError)
         self.by_service = isinstance(error, ServiceUnavailableError)
         if may_be_a_record(error):
@@ -181,6 +182,8 @@ class TxidFailures:
             if notes and getattr(error, "component", None) and not self.hides_data:
                 document["traceback"] = storable(notes[0][-_LONGEST_TRACEBACK:])
                 noted["traceback"] = storable(frames_of(notes[0])[-_LONGEST_TRACEBACK:])
+            if (is_bug and has_looked) or self.timeouts > 1 + self.hides_data:
+                noted["stays"] = True
             self.last.append((document, noted, held or BatchMetas()))
 
     def for_ledger(

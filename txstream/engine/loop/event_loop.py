@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from txstream.core.batch_metas import BatchMetas, MetaCodec
@@ -58,7 +58,7 @@ class EventLoop:
         self.caught_up = False
         self.failure: BaseException | None = None
         self._store = store
-        self._waiting = parts.waiting
+        self.waiting = parts.waiting
         self._until_txid = parts.until_txid
         self._listener = parts.listener
         self._watcher = parts.watcher
@@ -93,19 +93,7 @@ class EventLoop:
         self._planning = Planning(self, parts, self.unreadable, pace)
         self._retries, self._letters = parts.retries, parts.letters
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
-        self.processing = Processing(
-            self,
-            parts.runner,
-            parts.committer,
-            self._planning,
-            self.unreadable,
-            parts.watcher,
-            self.statistics,
-            codec,
-            topology,
-            parts.letters,
-            parts.retries,
-        )
+        self.processing = Processing(self, parts, self._planning, self.unreadable, self.statistics, codec)
         self._commits = CommitPhase(self, parts, codec, self.statistics, self.processing.release)
 
     # --- for other threads --------------------------------------------------------------------------
@@ -127,12 +115,7 @@ class EventLoop:
     @property
     def waiting_for(self) -> str | None:
         """The outages that the run waits for, as text for people; None if there are none."""
-        return self._waiting.shown
-
-    @property
-    def obstacles(self) -> tuple[list[str], Mapping[str, str]]:
-        """The waits with their reasons, and the partitions that the last plan could not read."""
-        return self._waiting.reasons, self.unreadable.left_out
+        return self.waiting.shown
 
     def open_batches(self) -> dict[Txid, str]:
         return {txid: str(batch.phase) for txid, batch in list(self.coordinator.active.items())}

@@ -77,6 +77,8 @@ class FailedAttempts:
         self._doomed: dict[TransactionAttempt, BaseException] = {}
         # When the last searches ended that have found something.
         self._searches: deque[float] = deque(maxlen=_SEARCHES)
+        self.failing: FailingBatch | None = None
+        """The batch that failed last, until it is committed."""
         self.ended_by: TransactionAttempt | None = None
         """The attempt whose failure has ended the run."""
 
@@ -128,9 +130,8 @@ class FailedAttempts:
         times = count_reason(statistics.failure_reasons, self._told(error))
         noted = failures.for_note(self._codec.encode_meta)
         reasons = dict(failures.reasons)
-        self._operators.failed(
-            FailingBatch(attempt.txid, attempt.attempt, datetime.now(UTC), reasons, *noted)
-        )
+        self.failing = FailingBatch(attempt.txid, attempt.attempt, datetime.now(UTC), reasons, *noted)
+        self._operators.failed(self.failing)
         if failures.bugs >= self._topology.max_attempts:
             self._end_with(attempt, error)
             return
@@ -192,6 +193,8 @@ class FailedAttempts:
     def committed(self, txid: Txid) -> None:
         """Forget the failures of a committed txid: they are in the ledger."""
         self._of_txid.pop(txid, None)
+        if self.failing is not None and self.failing.txid <= txid:
+            self.failing = None
 
     def doomed(self, txid: Txid) -> BaseException | None:
         """Return the error that will end the run once the txids before this one are committed."""

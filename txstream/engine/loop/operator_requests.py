@@ -247,8 +247,7 @@ class Operators:
 
     def _put(self, assignment: Assignment) -> None:
         self._store.notes.put(ASSIGNMENT, assignment)
-        if assignment.edges:
-            self._store.notes.put(EDGES, assignment)
+        self._store.notes.put(EDGES, assignment)
 
 
 def question(

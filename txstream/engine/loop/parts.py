@@ -17,6 +17,7 @@ from txstream.engine.letters.rows import LetterReader
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.operator_changes import Steering
+from txstream.engine.loop.read_before import ReadBefore
 from txstream.engine.loop.workers import Workers
 from txstream.zookeeper import ProgressStore
 
@@ -39,6 +40,7 @@ class LoopParts:
     log_end: LogEnd
     letters: LetterReader
     retries: Retries
+    read_before: ReadBefore
     until_txid: int | None = None
     warm_up_seconds: float = 0.0
     gather_seconds: float = 0.0

@@ -68,6 +68,10 @@ class Planning:
         """Return when a txid was planned; for a plan that another driver stored, the present time."""
         return self._planned_at.get(txid, datetime.now(UTC))
 
+    def has_planned(self, txid: Txid) -> bool:
+        """Whether this driver has planned a txid, and no earlier one."""
+        return txid in self._planned_at
+
     def plan(self, plan: Plan[Any]) -> None:
         """Have the source plan a batch, now or once it has gathered its records."""
         if plan.replay or not self._is_small or not self._gather_seconds or self._all_committed():

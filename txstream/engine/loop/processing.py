@@ -9,26 +9,27 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
 
-from txstream.api.topology import Topology
 from txstream.core.batch_metas import BatchMetas, MetaCodec
 from txstream.core.coordinator import BatchPhase, EmitBatch
 from txstream.core.dead_letters import DeadLetter
+from txstream.core.failing_batch import SEARCHED
+from txstream.core.readings import Reading
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.core.wording import counted
 from txstream.engine.batch.record_search import FailingRecord
-from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
+from txstream.engine.batch.runner_contract import BatchResult
+from txstream.engine.batch.sizing import planned_records
 from txstream.engine.batch.sought import Sought, is_sought
-from txstream.engine.commit.committer import BatchCommitter, Prepared, ProcessedBatch
+from txstream.engine.commit.committer import Prepared, ProcessedBatch
 from txstream.engine.letters.isolation import Found, Isolated, Isolation, found_at
-from txstream.engine.letters.retries import Retries
-from txstream.engine.letters.rows import LetterReader
-from txstream.engine.loop.open_batches import Batches, Watcher
+from txstream.engine.letters.window import LetterWindow
+from txstream.engine.loop.open_batches import Batches
+from txstream.engine.loop.parts import LoopParts
 from txstream.engine.loop.planning import Planning
 from txstream.engine.loop.report import Statistics
 from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
@@ -36,6 +37,7 @@ from txstream.engine.loop.workers import Lane
 
 log = logging.getLogger(__name__)
 
+_TOLD_SECONDS = 1.0
 _MOST_FOUND = 10
 """By each Spark task that looks for the record at which a run has ended: when many fail, it is the code."""
 
@@ -54,38 +56,38 @@ class Processing:
     def __init__(
         self,
         batches: Batches,
-        runner: BatchRunner,
-        committer: BatchCommitter,
+        parts: LoopParts,
         planning: Planning,
         unreadable: UnreadablePartitions,
-        watcher: Watcher,
         statistics: Statistics,
         codec: MetaCodec[Any],
-        topology: Topology,
-        letters: LetterReader,
-        retries: Retries,
     ) -> None:
         self._codec = codec
+        self._waiting = parts.waiting
         self._statistics = statistics
         self._batches = batches
-        self._runner = runner
-        self._committer = committer
+        self._runner = parts.runner
+        self._committer = parts.committer
         self._planning = planning
         self._unreadable = unreadable
-        self._watcher = watcher
+        self._watcher = parts.watcher
         self._processed: dict[TransactionAttempt, ProcessedBatch] = {}
         self._emitted: set[Txid] = set()
-        self._letters = letters
-        self._retries = retries
+        self._letters = parts.letters
+        self._retries = parts.retries
+        self._read_before = parts.read_before
         # What was found to fail by itself in open batches.
         self._found: dict[Txid, Sequence[Found]] = {}
         self._isolation: Isolation[_Processed] | None = None
+        self._window: LetterWindow | None = None
+        topology = parts.topology
         if topology.dead_letters is not None:
+            self._window = LetterWindow(topology.id, topology.dead_letters, parts.retries.first_store)
             self._isolation = Isolation(
                 topology.dead_letters,
                 lambda attempt, metas: self._process(attempt, metas, is_checked=True),
                 lambda processed: self.release(processed.result),
-                partial(runner.find, seconds=topology.message_timeout_seconds / 3),
+                partial(parts.runner.find, seconds=topology.message_timeout_seconds / 3),
             )
 
     def emit(self, emit: EmitBatch[Any]) -> None:
@@ -122,28 +124,16 @@ class Processing:
     def committed(self, txid: Txid) -> None:
         """Forget a txid: nothing of it will be asked for again."""
         self._emitted.discard(txid)
+        self._read_before.committed(txid)
         self._found.pop(txid, None)
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """Ask the runner to stop an attempt."""
-        try:
-            self._runner.cancel(attempt)
-        except Exception as error:  # noqa: BLE001 - only a wish; a lost cluster must not hide the cause
-            log.info("%s could not be cancelled: %s", attempt, error)
-
-    def _end_trial(self, attempt: TransactionAttempt) -> None:
-        """Ask the runner to stop the trial that an attempt is in."""
-        try:
-            self._runner.end_trial(attempt)
-        except Exception as error:  # noqa: BLE001 - only a wish; without it the attempt is cancelled later
-            log.info("a trial of %s could not be ended: %s", attempt, error)
+        _wish(lambda: self._runner.cancel(attempt), f"{attempt} could not be cancelled")
 
     def release(self, result: BatchResult) -> None:
         """Drop what the runner keeps of a batch."""
-        try:
-            self._runner.release(result)
-        except Exception as error:  # noqa: BLE001 - the batch is not affected; what is kept ends with Spark
-            log.info("what was kept of a batch could not be dropped: %s", error)
+        _wish(lambda: self._runner.release(result), "what was kept of a batch could not be dropped")
 
     def _release_soon(self, result: BatchResult) -> None:
         self._batches.workers.submit(Lane.CANCEL, lambda: self.release(result))
@@ -162,31 +152,56 @@ class Processing:
         def is_wanted() -> bool:
             return batches.is_active(attempt)
 
-        def work() -> tuple[Isolated[_Processed], Sequence[DeadLetter]]:
-            found = known
+        may_be_committed = not batches.coordinator.may_leave_out(attempt)
+        is_adopted = emit.stored and not self._planning.has_planned(attempt.txid)
+
+        def check(done: Isolated[_Processed], letters: Sequence[DeadLetter]) -> Reading:
+            reading, before, now = done.processed.result.reading, emit.metas, done.metas
+            if not searches:  # tasks have read what they have left out
+                new = {(one.record.partition, one.record.offset) for one in done.found}
+                left_out = zip(now.excluded, letters, strict=True) if letters else ()
+                reading = reading.without(
+                    (one.partition, one.offset, letter.key, letter.value)
+                    for one, letter in left_out
+                    if (one.partition, one.offset) in new
+                )
+            planned = planned_records(before) if is_adopted and not before.excluded else None
+            return self._read_before.check(
+                attempt, reading, may_be_committed=may_be_committed, planned=planned
+            )
+
+        def work() -> tuple[Isolated[_Processed], Sequence[DeadLetter], Reading, float]:
+            started, found, letters = time.perf_counter(), known, list[DeadLetter]()
             if emit.metas.excluded and self._isolation is not None:
                 found = self._isolation.tell_again(attempt, emit.metas, known, is_wanted)
             if searches and self._isolation is not None:
                 done = self._isolation.run(attempt, emit.metas, is_wanted)
             else:
                 done = self._without_left_out(attempt, emit.metas, spare)
-            if not done.metas.excluded:
-                return done, ()
             try:
-                self._planning.check_size(done.metas)
-                return done, self._letters(attempt, done.metas, [*found, *done.found])
+                if done.metas.excluded:
+                    if any(not one.record.is_late for one in done.found) and self._window is not None:
+                        self._window.require_few(attempt, done.metas, done.processed.result.records)
+                    self._planning.check_size(done.metas)
+                    letters = self._letters(attempt, done.metas, [*found, *done.found])
+                kept = done.processed.result.job_seconds + done.processed.merge_seconds
+                search_seconds = time.perf_counter() - started - kept if searches or letters else 0.0
+                return done, letters, check(done, letters), search_seconds
             except BaseException:
                 self.release(done.processed.result)
                 raise
 
-        def done(worked: tuple[Isolated[_Processed], Sequence[DeadLetter]]) -> None:
-            isolated, letters = worked
+        def done(worked: tuple[Isolated[_Processed], Sequence[DeadLetter], Reading, float]) -> None:
+            isolated, letters, reading, search_seconds = worked
             result = isolated.processed.result
+            self._tell_search(attempt)
             batches.failures.time.ended()
             self._watcher.processed(attempt, result)
             if batches.is_active(attempt):
-                batches.timing(attempt.txid).merge_seconds = isolated.processed.merge_seconds
-                self._keep(emit, isolated, letters)
+                timing = batches.timing(attempt.txid)
+                timing.merge_seconds = isolated.processed.merge_seconds
+                timing.search_seconds = search_seconds
+                self._keep(emit, isolated, letters, reading)
                 if searches:
                     batches.failures.searched(has_found=bool(isolated.found))
                 if isolated.metas != emit.metas:
@@ -205,21 +220,32 @@ class Processing:
                     watch(begun)  # each trial has as much time as an attempt
                     return False
                 if isolates and isolation is not None and isolation.end_trial(attempt):
-                    batches.workers.submit(Lane.CANCEL, lambda: self._end_trial(attempt))
+                    end = partial(self._runner.end_trial, attempt)
+                    what = f"a trial of {attempt} could not be ended"
+                    batches.workers.submit(Lane.CANCEL, lambda: _wish(end, what))
                     watch(begun)
                     return False
                 return True
 
             batches.failures.when_overdue(attempt, "processed", is_due)
 
+        def failed(error: BaseException) -> None:
+            self._tell_search(attempt)
+            batches.failures.failed(attempt, error)
+
         watch(0)
-        batches.workers.submit(
-            Lane.JOB,
-            work,
-            done,
-            lambda error: batches.failures.failed(attempt, error),
-            attempt=attempt,
-        )
+        batches.workers.submit(Lane.JOB, work, done, failed, attempt=attempt)
+        if searches:
+            batches.workers.after(_TOLD_SECONDS, lambda: self._tell_search(attempt))
+
+    def _tell_search(self, attempt: TransactionAttempt) -> None:
+        """Show what an attempt that searches looks through, every second until it has ended."""
+        trying = None if self._isolation is None else self._isolation.trying.get(attempt)
+        if trying is None or not self._batches.is_active(attempt):
+            self._waiting.drop(str(attempt))
+            return
+        self._waiting.begin(str(attempt), f"{SEARCHED}{attempt.txid}", attempt, trying)
+        self._batches.workers.after(_TOLD_SECONDS, lambda: self._tell_search(attempt))
 
     def rehearse(self, attempt: TransactionAttempt, metas: BatchMetas[Any], *, in_stores: bool) -> None:
         """Do to a batch what comes before its commit and, `in_stores`, the commit too; nothing of it remains.
@@ -244,13 +270,14 @@ class Processing:
         self,
         attempt: TransactionAttempt,
         metas: BatchMetas[Any],
+        spare: int = 0,
         *,
         is_checked: bool = False,
         is_rehearsed: bool = False,
     ) -> _Processed:
         """Do to a batch what comes before its commit. `is_checked`: raise what a database would refuse; if
         one has refused the batch, or `is_rehearsed`, its commit is rehearsed."""
-        result = self._runner.run(attempt, self._retries.loaded(metas))
+        result = self._runner.run(attempt, self._retries.loaded(metas, attempt.txid), spare)
         started = time.perf_counter()
         try:
             deltas = self._committer.prepare(result)
@@ -270,7 +297,7 @@ class Processing:
     ) -> Isolated[_Processed]:
         """Process a batch. It leaves out the up to `spare` records that its Spark tasks have left out; raises
         the first one's error if there are more."""
-        processed = self._process(attempt, replace(metas, spare=spare) if spare else metas)
+        processed = self._process(attempt, metas, spare)
         left_out = processed.result.left_out
         if len(left_out) > spare:
             self.release(processed.result)
@@ -301,7 +328,11 @@ class Processing:
         self._batches.carry_out(coordinator.leave_out(attempt, isolated.metas))
 
     def _keep(
-        self, emit: EmitBatch[Any], isolated: Isolated[_Processed], letters: Sequence[DeadLetter]
+        self,
+        emit: EmitBatch[Any],
+        isolated: Isolated[_Processed],
+        letters: Sequence[DeadLetter],
+        reading: Reading,
     ) -> None:
         attempt, processed = emit.attempt, isolated.processed
         result = processed.result
@@ -320,4 +351,13 @@ class Processing:
             attempts=failures.for_ledger(emit.metas, self._codec.encode_meta) if failures is not None else (),
             letters=letters,
             retried=isolated.metas.retried,
+            reading=reading,
         )
+
+
+def _wish(ask: Callable[[], object], failed: str) -> None:
+    """Ask the runner for what no batch depends on: a lost cluster must not hide the cause."""
+    try:
+        ask()
+    except Exception as error:  # noqa: BLE001 - said, and nothing else
+        log.info("%s: %s", failed, error)

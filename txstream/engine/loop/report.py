@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstream.core.entry_points import VIEWS, load
+from txstream.core.failing_batch import FailingBatch, Wait
 from txstream.core.placement import Assignment, EdgeTuples, TaskPlace
 from txstream.core.tabular import html_table
 from txstream.core.transaction import TransactionAttempt, Txid
@@ -32,6 +33,7 @@ class BatchTiming:
     records: int = 0
     plan_seconds: float = 0.0
     persist_seconds: float = 0.0
+    search_seconds: float = 0.0
     job_seconds: float = 0.0
     read_seconds: float = 0.0
     process_seconds: float = 0.0
@@ -49,6 +51,7 @@ class BatchTiming:
         steps = {
             "plan": self.plan_seconds,
             "persist": self.persist_seconds,
+            "search": self.search_seconds,
             "job": self.job_seconds,
             "read": self.read_seconds,
             "process": self.process_seconds,
@@ -76,8 +79,9 @@ class TreeCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """A snapshot of a running topology. `active` has the phase of each open txid; `waiting_for` names an
-    outage; `lag_records` is None if it is not known. With tracked tuples there are `trees` and no txids."""
+    """A snapshot of a running topology. `active` has the phase of each open txid; `waiting_for` tells of
+    `waits`; `failing` is an open batch that has failed, `last` the one committed last; `lag_records` is None
+    if it is not known. With tracked tuples there are `trees` and no txids."""
 
     topology: str
     committed_txid: int
@@ -90,6 +94,9 @@ class RunProgress:
     lag_records: int | None
     trees: TreeCounts | None = None
     dead_letters: int = 0
+    waits: tuple[Wait, ...] = ()
+    failing: FailingBatch | None = None
+    last: BatchTiming | None = None
 
 
 def shown_reasons(reasons: Mapping[str, int]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from txstream.core.entry_points import COMPUTED_BOLTS, load
@@ -16,23 +17,28 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """The bolt `spec` of `stage`, to be applied in an attempt to the messages before it. `shipped` is the
+    plan's broadcast."""
+
+    plan: ExecutionPlan
+    shipped: Broadcast[bytes]
+    order: WorkOrder
+    stage: Stage
+    spec: BoltSpec
+    messages: RDD[Element]
+
+
 class ComputedBolts(Protocol):
     """What the group `txstream.computed_bolts` makes, by a Spark context, the user's session if there is one,
     and the plan: once, before the first batch, which may take seconds. Raises TopologyError for a plan whose
     bolts Spark cannot compute."""
 
-    def compute(
-        self,
-        plan: ExecutionPlan,
-        shipped: Broadcast[bytes],
-        order: WorkOrder,
-        stage: Stage,
-        spec: BoltSpec,
-        messages: RDD[Element],
-    ) -> Iterator[tuple[str, RDD[Element]]]:
-        """Apply a bolt of `stage` to the messages before it. Yield, for each of its output streams, the
-        origin of its messages and an RDD of elements for the next stage. Raises the error of the bolt, and
-        TupleError when it returns other columns than declared."""
+    def compute(self, asked: Computation) -> Iterator[tuple[str, RDD[Element]]]:
+        """Yield, for each of the bolt's output streams, the origin of its messages and an RDD of elements for
+        the next stage. Raises the error of the bolt, and TupleError when it returns other columns than
+        declared."""
 
 
 def computed_bolts(

@@ -53,7 +53,7 @@ from txstream.engine.batch.task_answers import collect_result, open_answers
 from txstream.engine.batch.task_tree import task_tree
 from txstream.engine.batch.worker import run_first_stage, run_later_stage
 from txstream.engine.batch.worker_process import worker_process
-from txstream.engine.spark.computed_bolts import ComputedBolts, computed_bolts
+from txstream.engine.spark.computed_bolts import Computation, ComputedBolts, computed_bolts
 from txstream.engine.spark.errors import spark_error
 from txstream.engine.spark.executor import current_order, shipped_plan
 from txstream.engine.spark.java_process import SparkProcess
@@ -151,7 +151,7 @@ class SparkRunner:
     # --- for the event loop -------------------------------------------------------------------------
 
     @_blaming
-    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
+    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any], spare: int = 0) -> BatchResult:
         """Process one attempt. Raises the TxstreamError that a Spark task reported, or BoltError."""
         order = work_order(
             attempt,
@@ -162,6 +162,7 @@ class SparkRunner:
             # Nobody knows how long DataFrame bolts take.
             record_seconds=None if self._computed else self._cost.seconds,
             can_stay=self._residents.count > 0,
+            spare=spare,
         )
         layout = lay_out(self.plan, order.width, order.slots)
         width = layout.stages[0].width
@@ -395,9 +396,10 @@ class SparkRunner:
     def _compute(self, pipeline: _Pipeline, stage: Stage, component: str) -> list[tuple[str, RDD[Element]]]:
         """The output streams of a DataFrame bolt. With adaptive execution, Spark already runs part of it."""
         assert self._computed is not None, "the plan has such bolts"
-        bolt, compute = self.plan.bolt(component), self._computed.compute
+        spec = self.plan.bolt(component)
+        asked = Computation(self.plan, self._shipped, pipeline.order, stage, spec, pipeline.rdd)
         try:
-            return list(compute(self.plan, self._shipped, pipeline.order, stage, bolt, pipeline.rdd))
+            return list(self._computed.compute(asked))
         except TxstreamError:
             raise  # `from error` would make it its own cause
         except Exception as error:

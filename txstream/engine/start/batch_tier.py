@@ -5,25 +5,24 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
-from txstream.api.topology import Topology
 from txstream.core.batch_metas import MetaCodec
-from txstream.core.errors import CorruptStateError, StateValueError, TxstreamError
+from txstream.core.entry_points import EXPLAINERS, every
+from txstream.core.errors import CorruptStateError, TxstreamError
 from txstream.core.fault_points import PointListener, nobody_listens
-from txstream.core.transaction import AttemptId, Epoch, TransactionAttempt, Txid
+from txstream.core.transaction import Epoch, Txid
 from txstream.core.wording import counted
-from txstream.engine.batch.sought import Sought
-from txstream.engine.commit.committer import BatchCommitter, state_committers
-from txstream.engine.letters.failing_record import Trials, name_record
+from txstream.engine.commit.committer import BatchCommitter
 from txstream.engine.letters.retries import Retries
 from txstream.engine.letters.rows import LetterReader
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.parts import LoopParts
+from txstream.engine.loop.read_before import ReadBefore
 from txstream.engine.loop.report import BatchTiming, RunProgress, RunReport, shown_reasons
 from txstream.engine.start.driver import Ready, Services, Tier
 from txstream.engine.start.takeover import Takeover
@@ -69,6 +68,7 @@ class BatchTier(Tier[EventLoop]):
             ended_before=_ended_before(ready.store),
             waits=ready.waiting.take_ended,
         )
+        states = [target.of(self.topology, taken.identity.uuid) for target in targets]
         parts = LoopParts(
             topology=self.topology,
             coordinator=taken.coordinator,
@@ -82,10 +82,11 @@ class BatchTier(Tier[EventLoop]):
             log_end=log_end,
             letters=LetterReader(source, ready.plan.context),
             retries=Retries(
-                [target.of(self.topology, taken.identity.uuid) for target in targets],
+                states,
                 source.letter_decoder(ready.plan.context),
                 taken.steering.retries,
             ),
+            read_before=ReadBefore(states),
             until_txid=self.until_txid,
             warm_up_seconds=self.warm_up_seconds,
             gather_seconds=self.gather_seconds,
@@ -95,28 +96,10 @@ class BatchTier(Tier[EventLoop]):
         return EventLoop(parts)
 
     def explain(self, error: TxstreamError) -> None:
-        """Add to an error of a batch where its record is. Nothing that this processes can be committed."""
-        loop = self.running
-        ended_by, processing = loop.failures.ended_by, loop.processing
-        if ended_by is None or error is not loop.failure:
-            return
-        metas, tried = loop.coordinator.metas(ended_by.txid), [ended_by]
-
-        def another() -> TransactionAttempt:
-            # A number of its own each time: the run's own attempts were cancelled when it ended.
-            tried.append(replace(ended_by, attempt=AttemptId(tried[-1].attempt + 1)))
-            return tried[-1]
-
-        in_stores = isinstance(error, StateValueError)
-        later = {bolt.id for bolt in self.topology.bolts if bolt.runs_in_commit}
-        sought = _sought(self.topology, error) if later else None
-        trials = Trials(
-            lambda part: processing.rehearse(another(), part, in_stores=in_stores),
-            lambda seconds: processing.find(another(), metas, seconds, sought) if sought else (),
-            lambda: processing.cancel(tried[-1]),
-            lambda seconds: processing.find(another(), metas, seconds),
-        )
-        name_record(error, metas, trials, in_commit=error.component in later)
+        """Have installed packages add to a batch's error what they find out. Nothing of it is committed."""
+        if self.running.failures.ended_by is not None and error is self.running.failure:
+            for explain in every(EXPLAINERS, "explainer"):
+                explain(self, error)
 
     def report(self, taken: Takeover, seconds: float) -> RunReport:
         topology, loop = self.topology, self.running
@@ -156,6 +139,9 @@ class BatchTier(Tier[EventLoop]):
             waiting_for=loop.waiting_for,
             lag_records=self._lag_records(loop),
             dead_letters=statistics.dead_letters,
+            waits=loop.waiting.waits,
+            failing=loop.failures.failing,
+            last=statistics.timings[-1] if statistics.timings else None,
         )
 
     def _lag_records(self, loop: EventLoop) -> int | None:
@@ -195,14 +181,3 @@ def _ended_before(store: ProgressStore) -> Epoch | None:
     except CorruptStateError as error:
         log.warning("%s", error)
         return None
-
-
-def _sought(topology: Topology, error: TxstreamError) -> Sought | None:
-    """Return the tuple at which a bolt of the commit phase failed, or what has the key that it failed at."""
-    given: Sought | None = error.given
-    if given is not None or not isinstance(error, StateValueError) or error.row is None:
-        return given
-    table, key = error.row
-    used = [use.state for use in topology.map_states]
-    used += [committer.state for committer in state_committers(topology).values()]
-    return next((Sought.shown(one.key_names, key) for one in used if one.table == table), None)

@@ -21,24 +21,23 @@ from txstream.core.errors import (
     TxstreamError,
     UsageError,
 )
-from txstream.core.transaction import Txid
+from txstream.core.semantics import Semantics
 from txstream.core.waiting import RunAbortedError
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.batch.sizing import resident_tasks
 from txstream.engine.commit.committer import StateTarget, state_targets
-from txstream.engine.letters.topic import LetterTopic
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.leadership_watch import Abortable, watch_leadership
 from txstream.engine.loop.ledger_pruning import LedgerPruner
 from txstream.engine.loop.workers import ThreadWorkers, Workers
+from txstream.engine.start.companions import Companion, Leading, installed_companions
 from txstream.engine.start.driver import RunnerFactory
 from txstream.engine.start.takeover import check_identity
 from txstream.engine.start.warm_standby import Readiness
 from txstream.settings import COLD, WARM, Settings
 from txstream.state import FenceLockedError, StateBackend, open_database
 from txstream.zookeeper import (
-    LETTERS_SENT,
     Leadership,
     ProgressStore,
     Requests,
@@ -182,49 +181,31 @@ class RunServices:
 
     @contextlib.contextmanager
     def beside(self, loop: Abortable) -> Iterator[None]:
-        """Prune the ledgers' old rows, send dead letters to their topic, and watch the leadership."""
+        """Run the companions, and watch the leadership."""
         timeout_seconds = self._settings.connect_timeout_seconds
         watch = threading.Thread(target=self.watch, args=(loop,), name="txstream-leader", daemon=True)
         watch.start()
-        databases = [target.database for target in self._targets]
-        pruner = LedgerPruner(self._topology.id, databases, self._settings.keep)
-        pruner.start()
-        letters = self._letter_topic(loop, databases)
-        if letters is not None:
-            letters.start()
+        companions = list(self._companions(loop))
+        for companion in companions:
+            companion.start()
         try:
             yield
         finally:
             self.state = "stopping"
             self.workers.interrupt()
-            if letters is not None:
-                letters.stop(timeout_seconds)
-            pruner.stop(timeout_seconds)
+            for companion in reversed(companions):
+                companion.stop(timeout_seconds)
             watch.join(timeout_seconds)
 
-    def _letter_topic(self, loop: Abortable, databases: Sequence[StateBackend]) -> LetterTopic | None:
-        """Return what sends the dead letters to the topic that the topology names, if any."""
-        topology, settings, store = self._topology, self._settings, self._store
-        topic = None if topology.dead_letters is None else topology.dead_letters.topic
-        identity = store.read_identity()
-        if topic is None or identity is None or not isinstance(loop, EventLoop):
-            return None
-        source, timeout = topology.spout.source, settings.connect_timeout_seconds
-        connect = partial(source.letter_topic, topic, self.context(), timeout)
-
-        def read_sent() -> Txid | None:
-            noted = store.notes.get(LETTERS_SENT)
-            return noted[1] if noted is not None and noted[0] == topic else None
-
-        return LetterTopic(
-            topology.id,
-            identity.uuid,
-            databases,
-            connect,
-            lambda: loop.coordinator.current,
-            read_sent,
-            lambda txid: store.notes.put(LETTERS_SENT, (topic, txid)),
-        )
+    def _companions(self, loop: Abortable) -> Iterator[Companion]:
+        databases = [target.database for target in self._targets]
+        yield LedgerPruner(self._topology.id, databases, self._settings.keep)
+        if isinstance(loop, EventLoop):
+            yield from installed_companions(
+                Leading(
+                    self._topology, self.context(), databases, self._store, lambda: loop.coordinator.current
+                )
+            )
 
     def __enter__(self) -> Self:
         self._stack.__enter__()
@@ -324,4 +305,5 @@ def source_context(topology: Topology, settings: Settings) -> SpoutContext:
         addresses=settings.addresses(),
         fetch_timeout_seconds=settings.fetch_timeout_seconds,
         connect_timeout_seconds=settings.connect_timeout_seconds,
+        is_transactional=topology.semantics is Semantics.TRANSACTIONAL,
     )

@@ -1,1 +1,2 @@
-"""What looks behind the results and mends them: fsck, recover, replay, why, delete."""
+"""What looks behind the results and mends them: fsck, recover, replay, why, delete. It also names the record
+at which a batch fails."""

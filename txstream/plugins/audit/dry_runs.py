@@ -32,6 +32,7 @@ from txstream.core.errors import (
     TxstreamError,
     UsageError,
 )
+from txstream.core.readings import NOTHING_READ, Reading
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
@@ -52,12 +53,14 @@ _JOBS_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class DryBatch:
-    """A committed batch, from the ledgers. `metas` is what it read; `digests` are by database and table."""
+    """A committed batch, from the ledgers. `metas` is what it read; `digests` are by database and table,
+    `reading` is what it was made from, as far as the ledger has it."""
 
     attempt: TransactionAttempt
     metas: BatchMetas[Any]
     records: int
     digests: Mapping[tuple[str, str], TableDigest]
+    reading: Reading = NOTHING_READ
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ class DryRuns:
                 for place, one in rows.items()
                 for table, document in one.details.get("digests", {}).items()
             },
+            Reading.from_document(row.details.get("read", {})),
         )
 
     def require(self, batch: DryBatch) -> None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from txstream.core.batch_metas import MetaCodec
+from txstream.core.digests import TableDigest
 from txstream.core.errors import CorruptStateError, ProgressMismatchError, SchemaRevisionError, TxstreamError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid, epoch_of
@@ -22,6 +23,7 @@ from txstream.inspect.ledgers import part_of, range_of
 from txstream.inspect.records import Finding, Severity
 from txstream.inspect.snapshot import DatabasePart, Snapshot, TablePart
 from txstream.state import BatchRecord
+from txstream.state.dead_letters import retried_in
 from txstream.state.fence_rules import shown_attempt
 from txstream.state.records import COMMITTED, AccessDeniedError, SchemaDamagedError
 from txstream.zookeeper.paths import remedy, znode_in
@@ -46,6 +48,7 @@ def check_all(snapshot: Snapshot, codec: MetaCodec[Any], *, is_whole: bool = Tru
         _ledgers,
         _tables,
         dead_letters,
+        retried_letters,
     ]
     found = [finding for check in checks for finding in check(snapshot)]
     if is_whole:
@@ -295,9 +298,7 @@ def _ledgers_of_one_batch(snapshot: Snapshot, codec: MetaCodec[Any]) -> Findings
     databases = [db for db in snapshot.databases if not db.is_joining]
     if len(databases) < 2 or semantics is Semantics.NON_TRANSACTIONAL:
         return
-    done = min((int(db.last.txid) if db.last else 0) for db in databases)
-    if snapshot.progress is not None:
-        done = min(done, snapshot.progress.current - 1)
+    done = _done(snapshot)
     first, *others = databases
     known = {row.txid: row for row in first.rows if row.txid <= done}
     for other in others:
@@ -307,13 +308,21 @@ def _ledgers_of_one_batch(snapshot: Snapshot, codec: MetaCodec[Any]) -> Findings
         if differing:
             yield Finding(
                 "ledgers-differ", ERROR, f"{first.url} and {other.url}",
-                f"they have different attempts or ranges for txid {', '.join(map(str, differing[:_SHOWN]))}",
+                f"they have different attempts, ranges or records for txid "
+                f"{', '.join(map(str, differing[:_SHOWN]))}",
                 "one of them was changed, or restored beside the other: compare with backups",
             )  # fmt: skip
 
 
+def _done(snapshot: Snapshot) -> int:
+    """Return the last txid that all databases had committed before they were read."""
+    lasts = [int(db.last.txid) if db.last else 0 for db in snapshot.databases if not db.is_joining]
+    return min(lasts if snapshot.progress is None else [*lasts, snapshot.progress.current - 1], default=0)
+
+
 def _is_same(one: BatchRecord, other: BatchRecord, codec: MetaCodec[Any]) -> bool:
-    if one.attempt != other.attempt:
+    made_from = [row.details["read"] for row in (one, other) if "read" in row.details]
+    if one.attempt != other.attempt or made_from[1:] not in ([], made_from[:1]):
         return False
     if one.metas == other.metas:
         return True
@@ -347,6 +356,7 @@ def _tables(snapshot: Snapshot) -> Findings:
         for one in database.tables or ():
             yield from _table(snapshot, database, one)
         yield from _rows_of_last(database)
+        yield from _rows_of_batches(snapshot, database)
 
 
 def _table(snapshot: Snapshot, database: DatabasePart, one: TablePart) -> Findings:
@@ -416,6 +426,43 @@ def _rows_of_last(database: DatabasePart) -> Findings:
         )  # fmt: skip
 
 
+def batches_compared(snapshot: Snapshot, database: DatabasePart) -> list[BatchRecord]:
+    """Return the batches whose digests can be compared with their rows."""
+    if database.is_behind_its_tables or not any(one.digests is not None for one in database.tables or ()):
+        return []
+    done = _done(snapshot)
+    return [row for row in database.rows if row.txid <= done and row.details.get("digests") is not None]
+
+
+def _rows_of_batches(snapshot: Snapshot, database: DatabasePart) -> Findings:
+    """Check that appended rows are those that the ledger says, batch by batch. Of a table that keeps the
+    older row of a key, and of one whose rows expire, a batch may have fewer."""
+    for one in database.tables or ():
+        if one.digests is None:
+            continue
+        name, found, last = one.table.name, [], database.last
+        may_lack = one.keeps_older_rows or (last is not None and name in last.metas.get("horizons", {}))
+        for row in batches_compared(snapshot, database):
+            document = row.details["digests"].get(name)
+            told = TableDigest() if document is None else TableDigest.from_document(document)
+            here = one.digests.get(row.txid, TableDigest())
+            if may_lack and here.rows < told.rows:
+                continue
+            differing = told.differences(here)
+            if "rows" in differing:
+                found.append(f"txid {row.txid} wrote {counted(told.rows, 'row')}, and {here.rows:,} carry it")
+            elif differing:
+                found.append(f"the rows of txid {row.txid} have other {', '.join(differing)}")
+        if found:
+            more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            yield Finding(
+                "rows-differ", ERROR, f"table {name} in {database.url}",
+                f"rows are not those that its batches wrote: {'; '.join(found[:_SHOWN])}{more}",
+                "somebody has changed, deleted, moved or added rows: restore them from a backup; `txstream "
+                "replay` says what a batch held",
+            )  # fmt: skip
+
+
 def dead_letters(snapshot: Snapshot) -> Iterator[Finding]:
     """Compare what the ledgers say that batches left out with the dead letters that are there. Batches whose
     rows were pruned cannot be compared."""
@@ -448,3 +495,40 @@ def dead_letters(snapshot: Snapshot) -> Iterator[Finding]:
                 f"are there",
                 "nothing, if `txstream dead-letters drop` deleted the others; else a backup",
             )  # fmt: skip
+
+
+def retried_letters(snapshot: Snapshot) -> Iterator[Finding]:
+    """Compare what each ledger says that batches retried with what they held there, and with the dead
+    letters. Letters that were dropped before their batch was processed are in no database."""
+    done = _done(snapshot)
+    rows = {row.txid: row for database in snapshot.databases for row in database.rows if row.txid <= done}
+    marked: Counter[tuple[Txid, str]] = Counter()
+    held: dict[Txid, int] = {}
+    for database in snapshot.databases:
+        marked.update(database.dead_letters)
+        for row in database.rows:
+            held[row.txid] = max(held.get(row.txid, 0), row.tuples)
+    for database in snapshot.databases:
+        for row in database.rows:
+            if row.metas.get("retried") and row.txid <= done and row.tuples < held[row.txid]:
+                yield Finding(
+                    "retried-missing", ERROR, f"txid {row.txid} in {database.url}",
+                    f"it retries dead letters, and held {counted(row.tuples, 'record')} of "
+                    f"{held[row.txid]:,}: the others are in no table of this database",
+                    "restore all databases of one moment",
+                )  # fmt: skip
+    for row in rows.values():
+        for txid, number in Counter(Txid(txid) for txid, _ in row.metas.get("retried", ())).items():
+            if txid not in rows:
+                continue
+            there = sum(count for (of, _), count in marked.items() if of == txid)
+            dropped = max(len(rows[txid].metas.get("excluded", ())) - there, 0)
+            again = number - marked[txid, retried_in(row.txid)] - dropped
+            if again > 0:
+                yield Finding(
+                    "retried-and-dead", ERROR, f"txid {txid}",
+                    f"txid {row.txid} has retried {counted(number, 'dead letter')} of it, of which {again:,} "
+                    f"are not marked so: their records would count again in a retry",
+                    "ledger and dead letters are of different moments, or changed by hand: restore both of "
+                    "one moment",
+                )  # fmt: skip

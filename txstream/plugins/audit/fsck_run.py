@@ -24,7 +24,7 @@ from txstream.inspect.plain_metas import codec_of
 from txstream.inspect.records import Finding, FsckReport, MissingDatabase, Severity
 from txstream.inspect.snapshot import Depth, OpenStore, Snapshot, take
 from txstream.inspect.source import check_source, source_of
-from txstream.plugins.audit.fsck_progress import check_all
+from txstream.plugins.audit.fsck_progress import batches_compared, check_all
 from txstream.settings import Settings
 
 if TYPE_CHECKING:
@@ -143,9 +143,14 @@ def _checked(snapshot: Snapshot, *, asked: bool) -> list[str]:
         last = database.last
         state = "no batch" if last is None else f"txid {last.txid} {last.status}"
         tables = len(database.tables or ())
-        places.append(
+        place = (
             f"{database.url}: {state}, {counted(len(database.rows), 'ledger row')}, "
             f"{counted(tables, 'state table')}"
         )
+        appended = [one.table.name for one in database.tables or () if one.digests is not None]
+        if appended:
+            batches = counted(len(batches_compared(snapshot, database)), "batch", "batches")
+            place += f"; {batches} compared with the rows of {', '.join(appended)}"
+        places.append(place)
     places.append("source: stored plans and next places" if asked else "source: not asked")
     return places

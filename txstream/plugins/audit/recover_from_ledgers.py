@@ -39,6 +39,7 @@ from txstream.inspect.databases import (
 from txstream.inspect.plain_metas import codec_of
 from txstream.inspect.records import Recovery
 from txstream.inspect.snapshot import DatabasePart, Depth, OpenStore, Snapshot, take
+from txstream.plugins.audit.rebuilt_progress import rebuild
 from txstream.settings import Settings
 from txstream.state import BatchRecord, StateBackend
 from txstream.state.fence_rules import shown_attempt
@@ -128,7 +129,7 @@ def recover_in(
     # From here on no older driver can change what is read. Until here one may have let a state join.
     snapshot, identity = look()
     rebuilt = rebuilt_from(snapshot, identity.semantics, codec)
-    store.rebuild(identity, rebuilt.progress)
+    store.replace(partial(rebuild, codec, identity, rebuilt.progress))
     changes.append(f"stored in ZooKeeper that txid {rebuilt.progress.current} commits next")
     return Recovery(
         topology_id,

@@ -124,7 +124,13 @@ def _replay_document(found: Replay, tuples: pa.Table | None) -> dict[str, Any]:
         "same": found.same,
         "shown": found.shown,
         "batches": [
-            {"txid": b.txid, "attempt": b.attempt, "records": b.records, "records_read": b.records_read}
+            {
+                "txid": b.txid,
+                "attempt": b.attempt,
+                "records": b.records,
+                "records_read": b.records_read,
+                "differs": list(b.differs),
+            }
             for b in found.batches
         ],
         "tables": document(found.tables),
@@ -154,6 +160,8 @@ def _print_replay(cli: Cli, found: Replay) -> None:
         ],
     )
     for batch in found.batches:
+        for words in batch.differs:
+            cli.say(f"txid {batch.txid} was made from something else: {words}")
         if batch.records != batch.records_read:
             cli.say(
                 f"note: txid {batch.txid} had {counted(batch.records_read, 'record')} and its ranges have "

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txstream.api.retention import late_rows
+from txstream.api.state import REMOVED
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.core.digests import digest_of
 from txstream.core.errors import UsageError
@@ -67,7 +68,8 @@ class TableReplay:
 
 @dataclass(frozen=True, slots=True)
 class BatchReplay:
-    """One batch. `records` came from the source now, `records_read` when it was committed. `tuples` are those
+    """One batch. `records` came from the source now, `records_read` when it was committed; `differs` says in
+    words what it was made from then and is not there now: records, or the schema of an id. `tuples` are those
     of the component that was asked for: `txid` and `task`, then its fields."""
 
     txid: Txid
@@ -76,6 +78,7 @@ class BatchReplay:
     records_read: int
     tables: tuple[TableReplay, ...]
     tuples: pa.Table | None = field(default=None, repr=False)
+    differs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,10 @@ class Replay:
 
     @property
     def same(self) -> bool:
-        """Whether at least one row could be compared, and all tables that could be are the same."""
-        return self.shown and all(table.same is not False for table in self.tables)
+        """Whether at least one row could be compared, and all tables that could be are the same, made from
+        the same records."""
+        made = any(batch.differs for batch in self.batches)
+        return self.shown and not made and all(table.same is not False for table in self.tables)
 
     @property
     def shown(self) -> bool:
@@ -154,6 +159,7 @@ def replay(
                     records_read=batch.records,
                     tables=tuple(compared),
                     tuples=None if wanted is None else wanted.tuples(batch, result),
+                    differs=tuple(batch.reading.differences(result.reading)),
                 )
             )
         if scratch is not None and into is not None:
@@ -202,21 +208,26 @@ def _changes(
     untold = expired
     for row in reading.written_by(table.name, txid):
         delta = replayed.pop(tuple(row.key[name] for name in keys), None)
-        after = None if delta is None else combined(reducers, row.prev, delta)
+        after = None if delta is None or delta.get(REMOVED) else combined(reducers, row.prev, delta)
+        written = None if row.removed else row.value
         if delta is not None and not stored.tells_before:
             untold += 1  # a transactional row does not keep its earlier value
-        elif after is None or not alike(after, row.value):
-            found.append(ReplayChange(row.key, row.prev, row.value, after))
+        elif (
+            delta is None or (after is None) is not (written is None) or not alike(after or {}, written or {})
+        ):
+            found.append(ReplayChange(row.key, row.prev, written, after))
     for number, (key, delta) in enumerate(replayed.items()):
         other = reading.find(table.name, key) if number < _LOOK_UPS and len(found) < limit else None
-        if stored.on_conflict == "ignore" and other is not None and (other.txid or txid) < txid:
+        if stored.keeps_older and other is not None and (other.txid or txid) < txid:
             continue  # the older row was kept, and still is
-        if number >= _LOOK_UPS or (other is not None and (other.txid is None or other.txid > txid)):
+        is_forgotten = stored.removes and other is None  # a later batch may have removed it
+        if number >= _LOOK_UPS or is_forgotten or (other and (other.txid is None or other.txid > txid)):
             untold += 1
         elif len(found) < limit:
             before = None if other is None else other.value
             names = dict(zip(keys, key, strict=True))
-            found.append(ReplayChange(names, before, None, combined(reducers, before, delta)))
+            after = None if delta.get(REMOVED) else combined(reducers, before, delta)
+            found.append(ReplayChange(names, before, None, after))
     return tuple(found[:limit]), untold
 
 

@@ -57,7 +57,7 @@ def columns_of(topology: Topology) -> list[Column]:
         found += [Column(table, "", None, added_up=True)] if is_appended else []
         found += [
             Column(table, name, place, bolt.reducers[name].merge == "sum", where_both=is_appended)
-            for place, name in enumerate(bolt.state.value_names)
+            for place, name in enumerate(bolt.state.shown_names)
         ]
     return found + [
         Column(use.state.table, name, place, added_up=False)

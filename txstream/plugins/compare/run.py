@@ -101,9 +101,9 @@ class _Runner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
+    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any], spare: int = 0) -> BatchResult:
         self._injector.emitting(attempt, metas.partitions)
-        result = self._inner.run(attempt, metas)
+        result = self._inner.run(attempt, metas, spare)
         self._injector.emitted(attempt)
         return result
 

@@ -220,6 +220,8 @@ def _row(source: KafkaSource, record: Any) -> Sequence[Any]:
         if name in source.kafka_columns:
             columns[name] = text(raw, source.output.field(name).type)
     fields: Mapping[str, Any] = {}
+    if source.schema is not None and record.value is None and source.tombstones == "refuse":
+        raise ValueError("a record without a value")
     if source.schema is not None and record.value is not None:
         fields = json.loads(record.value.decode(errors=source.errors), parse_float=Decimal)
     return [

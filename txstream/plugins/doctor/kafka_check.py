@@ -31,6 +31,7 @@ from txstream.plugins.tracked.builder import TrackedTopology
 from txstream.settings import Settings
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka.client import KafkaClient
+from txstream.spouts.kafka.compaction import WHAT_FOLLOWS, compacted
 from txstream.spouts.kafka.options import check_files
 from txstream.spouts.kafka.protocol import (
     EARLIEST,
@@ -93,6 +94,9 @@ def look_at_topics(
         found = source.selection.look(client, (), seconds)
         for name in found if source.selection.pattern is not None else source.selection.names:
             yield _topic(client, rights, name, found.get(name), seconds)
+        if context.is_transactional:
+            for name in compacted(client, found, seconds):
+                yield Check(f"kafka topic {name}, compaction", True, f"note: it is compacted; {WHAT_FOLLOWS}")
         if source.selection.pattern is not None and not found:
             yield Check(
                 "kafka topics", True, f"none matches {source.selection} yet; new ones are found later"
@@ -109,7 +113,7 @@ def look_at_topics(
 
 @dataclass(frozen=True)
 class _Rights:
-    """What the account of the topology's `client_options` may do."""
+    """What the account of the topology's `client` options may do."""
 
     bootstrap: str
     user: str
@@ -199,7 +203,7 @@ def _read_a_little(
     if old:
         raise WrongError(
             f"its oldest records are in message format {old[0]}, which txstream does not read",
-            "begin behind them (starting_offsets), or copy the topic with a producer of Kafka 0.11 or newer",
+            "begin behind them (start=), or copy the topic with a producer of Kafka 0.11 or newer",
         )
     empty = "" if formats else ", which are empty"
     return f"{counted(len(leaders), 'partition')}{empty}, readable"

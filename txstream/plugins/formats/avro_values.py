@@ -1,4 +1,4 @@
-"""Avro values as typed columns: the reader behind `KafkaSource(..., value_format="avro")`.
+"""Avro values as typed columns: the reader behind `KafkaSource(..., decode=Decode("avro"))`.
 
 Invariants:
 

@@ -1,4 +1,4 @@
-"""Protobuf values as typed columns: the reader behind `KafkaSource(..., value_format="protobuf")`.
+"""Protobuf values as typed columns: the reader behind `KafkaSource(..., decode=Decode("protobuf"))`.
 
 Invariants:
 

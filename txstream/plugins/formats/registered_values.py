@@ -18,11 +18,15 @@ from txstream.plugins.formats.schema_registry import (
     HEADER_BYTES,
     RegisteredSchema,
     SchemaRegistry,
+    UnknownSchemaError,
     UnresolvableError,
     registry_of,
 )
 from txstream.spouts.formats.unfit_values import BadValueError, refuse_first
 from txstream.spouts.formats.value_formats import FormatArguments, ValueFormat, ValueReader
+
+_FEW = 10
+"""So many values of one read may say the id of a schema that is not there, and be at fault themselves."""
 
 
 class Decoder(Protocol):
@@ -100,34 +104,54 @@ class RegisteredReader(_FittingReader):
         self._format = read_as
         self._registry = registry
         self._decoders: dict[int, Decoder | UnresolvableError] = {}
+        self._fingerprints: dict[int, str] = {}
+        self._used: set[int] = set()
+
+    def take_fetched(self) -> Mapping[str, str]:
+        """Return the fingerprints of the schemas that were read by since the last call, by their ids."""
+        used, self._used = self._used, set()
+        return {f"schema {one}": self._fingerprints[one] for one in sorted(used)}
 
     def read_fit(self, values: Sequence[bytes | None]) -> tuple[pa.Array, Mapping[int, str]]:
         """See `_FittingReader`. Raises BadValueError for the first bad value if one of a schema that cannot
         be read as the topology's is among them: whether they are to blame is not known yet. Raises
-        ServiceUnavailableError while the registry does not answer, UsageError if it refuses to, and
-        UnknownSchemaError if it does not have a schema."""
+        ServiceUnavailableError while the registry does not answer, and UsageError if it refuses to.
+
+        A schema that the registry does not have for ten seconds is the fault of the values that say its id,
+        if they are few and others could be read: they only look as if they had one. Otherwise this may be
+        another registry, or it has lost schemas, and good records must not become dead letters:
+        UnknownSchemaError."""
         found: list[tuple[Sequence[int], pa.Array]] = []
         unfit: dict[int, str] = {}
         refused: dict[int, str] = {}
+        unknown: dict[UnknownSchemaError, Sequence[int]] = {}
         for header, rows in _by_header(values).items():
             some = [value for value in values if value is not None]
             if len(some) != len(rows):
                 some = [values[row] for row in rows]  # type: ignore[misc]
             try:
-                array, bad = self._decoder(header).read_fit(some, HEADER_BYTES)
+                decoder = self._decoder(header, patient=not unknown)  # they are as old as those waited for
+                array, bad = decoder.read_fit(some, HEADER_BYTES)
                 found.append((rows, array))
                 unfit.update((rows[at], reason) for at, reason in bad.items())
             except _NoSchemaError as error:
                 unfit.update((row, str(error)) for row in rows)
+            except UnknownSchemaError as error:
+                unknown[error] = rows
             except BadValueError as bad_value:
                 refused[rows[bad_value.row]] = bad_value.reason
             except UnresolvableError as error:
                 refused[rows[error.row]] = f"{self._name_of(header)}: {error}"
+        has_read = any(not isinstance(one, UnresolvableError) for one in self._decoders.values())
+        for error, rows in unknown.items():
+            if not has_read or len(rows) > _FEW:
+                raise error
+            unfit.update((row, f"{error}; or it only looks as if it began with an id") for row in rows)
         if refused:
             refuse_first({**unfit, **refused})
         return _in_order(found, len(values)) if found else pa.nulls(len(values), self._format.type), unfit
 
-    def _decoder(self, header: bytes) -> Decoder:
+    def _decoder(self, header: bytes, *, patient: bool) -> Decoder:
         if len(header) < HEADER_BYTES or header[0] != 0:
             raise _NoSchemaError(
                 "it has no schema id: it does not begin with a zero byte and four bytes of an id; "
@@ -137,7 +161,8 @@ class RegisteredReader(_FittingReader):
         known = self._decoders.get(schema_id)
         if known is None:
             wanted = self._format
-            schema = self._registry().schema(schema_id, serialized=wanted.serialized)
+            schema = self._registry().schema(schema_id, serialized=wanted.serialized, patient=patient)
+            self._fingerprints[schema_id] = schema.fingerprint
             try:
                 if schema.kind != wanted.kind:
                     raise UnresolvableError(f"it is of type {schema.kind}, the topology reads {wanted.kind}")
@@ -145,6 +170,7 @@ class RegisteredReader(_FittingReader):
             except UnresolvableError as error:
                 known = error
             self._decoders[schema_id] = known
+        self._used.add(schema_id)
         if isinstance(known, UnresolvableError):
             raise known
         return known

@@ -14,13 +14,14 @@ The header is a zero byte and the schema's id in four bytes, the highest first.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import ssl
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
@@ -55,7 +56,7 @@ class UnresolvableError(Exception):
         self.row = row
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RegisteredSchema:
     """`kind` is "AVRO", "PROTOBUF" or "JSON". `references` are the schemas that it needs, each with the name
     under which it is imported, after those that it needs itself."""
@@ -65,6 +66,13 @@ class RegisteredSchema:
     text: str
     references: tuple[tuple[str, str], ...] = ()
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short hash of what decoding depends on: the same for texts that differ in blanks only."""
+        texts = [self.text, *(text for _, text in self.references)]
+        content = json.dumps([self.kind, *map(_compact, texts), [name for name, _ in self.references]])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
 
 def registry_of(address: str | None, context: SpoutContext, component: str) -> SchemaRegistry:
     """Return this process's client of a registry: the one at `address`, by default the run's. Raises
@@ -73,8 +81,7 @@ def registry_of(address: str | None, context: SpoutContext, component: str) -> S
     if not found:
         raise UsageError(
             f"no schema registry for {component}; give --schema-registry URL, set TXSTREAM_SCHEMA_REGISTRY, "
-            f"write KafkaSource(..., schema_registry=URL), or wire_format='plain' if the records have no "
-            f"schema ids"
+            f"write Decode(..., schema_registry=URL), or wire_format='plain' if records have no schema ids"
         )
     return _client(
         found,
@@ -125,16 +132,17 @@ class SchemaRegistry:
         self._lock = threading.Lock()
         self._schemas: dict[tuple[int, bool], RegisteredSchema] = {}
 
-    def schema(self, schema_id: int, *, serialized: bool = False) -> RegisteredSchema:
+    def schema(self, schema_id: int, *, serialized: bool = False, patient: bool = True) -> RegisteredSchema:
         """Return the schema with this id; `serialized` asks for Protobuf's descriptors in base64 instead of
-        the text. Raises UnknownSchemaError if the registry does not have it for ten seconds,
+        the text. Raises UnknownSchemaError if the registry does not have it for ten seconds (unless
+        `patient`, if it does not have it now),
         ServiceUnavailableError if no answer can be had now, and UsageError if the registry refuses."""
         key = schema_id, serialized
         with self._lock:
             known = self._schemas.get(key)
         if known is None:
             suffix = "?format=serialized" if serialized else ""
-            found = self._found(f"/schemas/ids/{schema_id}{suffix}", f"schema {schema_id}")
+            found = self._found(f"/schemas/ids/{schema_id}{suffix}", f"schema {schema_id}", patient=patient)
             references: dict[str, str] = {}
             self._add_references(found, suffix, references)
             known = RegisteredSchema(
@@ -171,8 +179,8 @@ class SchemaRegistry:
             self._add_references(inner, suffix, known)
             known[one["name"]] = inner["schema"]
 
-    def _found(self, path: str, what: str) -> Any:
-        patience = 0.0 if path in self._missed else _UNKNOWN_SECONDS
+    def _found(self, path: str, what: str, *, patient: bool = True) -> Any:
+        patience = 0.0 if path in self._missed or not patient else _UNKNOWN_SECONDS
         end, times = self._clock() + patience, 0
         while True:
             try:
@@ -227,6 +235,14 @@ class SchemaRegistry:
                 f"{self._base}{path} is no answer of a schema registry (HTTP {status}: {body!r}); check the "
                 f"address, which includes the path of the registry's interface if it has one"
             ) from None
+
+
+def _compact(text: str) -> str:
+    """Return JSON in one spelling, and any other text without the blanks around it."""
+    try:
+        return json.dumps(json.loads(text), sort_keys=True)
+    except ValueError:
+        return text.strip()
 
 
 def _error_code(data: bytes) -> object:

@@ -1,1 +1,1 @@
-"""txstream on one machine: embedded servers, batches without Spark, demo, new projects, topics."""
+"""txstream on one machine: SQLite, embedded servers, batches without Spark, demo, new projects, topics."""

@@ -189,14 +189,14 @@ class InProcessRunner:
         # The stages and Spark tasks that the newest attempts have finished.
         self._ended: dict[TransactionAttempt, tuple[Layout, set[tuple[int, int]]]] = {}
 
-    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
+    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any], spare: int = 0) -> BatchResult:
         """Process one attempt. Raises the TxstreamError that a stage reported, or BatchFailedError when the
         attempt is cancelled."""
-        return self._calls.call(attempt, lambda: self._run(attempt, metas))
+        return self._calls.call(attempt, lambda: self._run(attempt, metas, spare))
 
-    def _run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
+    def _run(self, attempt: TransactionAttempt, metas: BatchMetas[Any], spare: int) -> BatchResult:
         started = time.perf_counter()
-        order = work_order(attempt, metas, self.plan, self.slots, width=self._width)
+        order = work_order(attempt, metas, self.plan, self.slots, width=self._width, spare=spare)
         layout = lay_out(self.plan, order.width, order.slots)
         ended: set[tuple[int, int]] = set()
         self._ended[attempt] = layout, ended

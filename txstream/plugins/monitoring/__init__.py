@@ -1,5 +1,6 @@
-"""Metrics in Prometheus' format: of a run while it goes on, and of all topologies as ledgers and ZooKeeper
-have them. Only this room imports prometheus-client, which the extra `metrics` installs."""
+"""What other systems are told. Metrics in Prometheus' format: of a run while it goes on, and of all
+topologies as ledgers and ZooKeeper have them; spans; dead letters in a topic. Only this room imports
+prometheus-client, which the extra `metrics` installs."""
 
 from __future__ import annotations
 

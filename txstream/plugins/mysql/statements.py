@@ -117,7 +117,7 @@ class JoinedUpsert(Upsert):
         self._bound += [(name, compiled.params[name]) for name in compiled.positiontup or ()]
         return str(compiled)
 
-    def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> int:
+    def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> tuple[int, bool | None]:
         limit = connection.info[self._packet_bytes]
         for part in halved(deltas, lambda rows: _longest(rows) < limit):
             if _longest(part) >= limit:
@@ -126,9 +126,9 @@ class JoinedUpsert(Upsert):
                 connection.exec_driver_sql(*self._statement(connection, part, txid))
             except DBAPIError as error:
                 if _is_null_txid(error, self._txid):
-                    return 0
+                    return 0, None
                 raise
-        return int(deltas.num_rows)
+        return int(deltas.num_rows), None
 
     def _statement(self, connection: Connection, deltas: pa.Table, txid: int) -> tuple[str, tuple[Any, ...]]:
         dialect: Any = connection.dialect
@@ -166,7 +166,7 @@ class PlainInsert(BulkInsert):
 
     def execute(self, connection: Connection, rows: pa.Table, txid: int) -> int | None:
         try:
-            return self._upsert.execute(connection, rows, txid)
+            return self._upsert.execute(connection, rows, txid)[0]
         except DBAPIError as error:
             if driver_error(error).args[:1] == (_DUPLICATE,):
                 return None  # the server has undone the statement; its transaction goes on

@@ -102,7 +102,7 @@ def _details(topology: Topology, component: Component) -> Iterator[tuple[str, st
         yield "emits", printable(stream), columns
     bolt = component.instance
     if isinstance(bolt, StateCommitter):
-        stored = _columns(bolt.state.value_schema)
+        stored = _columns(bolt.state.shown_schema)
         if bolt.state.on_conflict is None:
             stored = [
                 f"{column} = {printable(str(bolt.reducers[name]))}"
@@ -110,6 +110,8 @@ def _details(topology: Topology, component: Component) -> Iterator[tuple[str, st
             ]
         key = ", ".join(_columns(bolt.state.key_schema))
         rows = "" if bolt.state.on_conflict is None else f" of rows, on conflict {bolt.state.on_conflict}"
+        rows += "" if bolt.state.removed_by is None else f", removed by {printable(bolt.state.removed_by)}"
+        rows += "" if bolt.state.sequence_by is None else f", in sequence of {bolt.state.sequence_by}"
         stored[-1] += f" for each {key} ({state_semantics(topology, bolt)} table{rows})"
         yield "stores", printable(bolt.state.table), stored
     for use in _map_states(topology, component):
@@ -202,8 +204,13 @@ def _state_document(topology: Topology, bolt: StateCommitter) -> dict[str, Any]:
             "table": bolt.state.table,
             "semantics": str(state_semantics(topology, bolt)),
             "on_conflict": bolt.state.on_conflict,
+            **{
+                name: rule
+                for name in ("removed_by", "sequence_by")
+                if (rule := getattr(bolt.state, name)) is not None
+            },
             "key": _fields(bolt.state.key_schema),
-            "value": _fields(bolt.state.value_schema),
+            "value": _fields(bolt.state.shown_schema),
         }
     return {
         "table": bolt.state.table,

@@ -204,7 +204,7 @@ class Control:
         """Describe how the topology stands, in one line."""
         coordinator = driver.coordinator
         held = set(driver.workers.held_back())
-        waits, left_out = driver.loop.obstacles
+        waits, left_out = driver.loop.waiting.reasons, driver.loop.unreadable.left_out
         parts = [f"txid {coordinator.current} is the next to commit"]
         for batch in list(coordinator.active.values()):
             where = ", held back by the test" if batch.attempt in held else ""

@@ -358,7 +358,7 @@ class TopologyTest:
         """Return a state table as a dict of key to value. A key or value of several columns is a tuple."""
         _, state = self._control.driver.target_of(table)
         return {
-            _one_or_all(row, state.key_names): _one_or_all(row, state.value_names) for row in self.rows(table)
+            _one_or_all(row, state.key_names): _one_or_all(row, state.shown_names) for row in self.rows(table)
         }
 
     # --- inside -------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ class KafkaQueueSpout(Spout):
     dies, its open records come again, to whoever gets its partitions, and so do completed records after the
     oldest open one: offsets are committed only up to that one. The same holds for a partition that moves.
 
-    source: topics, formats and connection. `starting_offsets` may only be "earliest" or "latest", for topics
+    source: topics, formats and connection. `start` may only be "earliest" or "latest", for topics
         of which the group has no offset. What it comes to is committed before the first record is read.
         Partitions that a topic gets later begin at their beginning. `on_data_loss` says what happens when the
         group's offset is no longer there; `max_records_per_partition` does not apply.
@@ -124,7 +124,7 @@ class KafkaQueueSpout(Spout):
         start = source.starting_offsets.get(ALL_OTHERS)
         if len(source.starting_offsets) > 1 or start not in _STARTS:
             raise TopologyError(
-                "KafkaQueueSpout takes its offsets from the group; starting_offsets must be 'earliest' or "
+                "KafkaQueueSpout takes its offsets from the group; start= must be 'earliest' or "
                 "'latest', for topics of which the group has none"
             )
         if source.max_records_per_partition is not None:

@@ -541,7 +541,9 @@ def edges(site: Site, topology_id: str) -> dict[str, Any]:
         row["seconds"] = round(row["seconds"] + place.seconds, 6)
         if place.seconds > row["longest_seconds"]:
             row |= {"longest_seconds": place.seconds, "longest_task": place.task, "host": place.host}
-    edges = [] if passed is None else [one._asdict() for one in passed.edges]
+    # Two notes, written one after the other: what is shown is of one attempt.
+    is_one = seen is not None and passed is not None and seen.attempt == passed.attempt
+    edges = [one._asdict() for one in passed.edges] if passed is not None and is_one else []
     pairs = [(one["source"], one["target"]) for one in edges]
     layers = layers_of([*dict.fromkeys([*found, *(name for pair in pairs for name in pair)])], pairs)
     longest = max(places, key=lambda place: place.seconds, default=None)

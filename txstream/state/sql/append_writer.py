@@ -4,7 +4,10 @@ Invariants. A row that carries the batch's txid is written once: its second writ
 is the same row. `restore` removes what an earlier attempt of an opaque batch wrote: such a row is deleted,
 or, if it replaced another, gives that row back with its txid. So after it no row carries the batch's txid.
 Older rows are kept, replaced or refused, as `on_conflict` says; newer ones end the transaction, as in every
-table.
+table. With `sequence_by`, a row of a greater sequence stays as it is, and so does its txid.
+
+A removal is a row like others, whose `REMOVED` is true: it replaces what is there. To undo it gives back the
+row with its `prev_` columns, which it has kept in columns of their own.
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import Connection, case, delete, update
+from sqlalchemy import Connection, and_, case, delete, false, not_, or_, update
 
-from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN, TXID_COLUMN
+from txstream.api.state import KEPT_PREFIX, PREV_PREFIX, PREV_TXID_COLUMN, REMOVED, TXID_COLUMN
 from txstream.core.errors import StateValueError, TxstreamError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt
@@ -41,6 +44,23 @@ class AppendWriter(TableWriter):
             before = {columns[name]: columns[f"{PREV_PREFIX}{name}"] for name in spec.state.value_names}
             before[columns[TXID_COLUMN]] = columns[PREV_TXID_COLUMN]
             self._undo = [delete(self._table).where(created), update(self._table).values(before)]
+            if spec.state.removed_by is not None:
+                self._undo.insert(1, self._bring_back())
+
+    def _bring_back(self) -> Any:
+        """Return the update of rows that were there and are removed."""
+        columns, pairs = self._table.c, []
+        for name in (
+            TXID_COLUMN,
+            *self.spec.state.shown_names,
+        ):  # in this order: MySQL assigns from left to right
+            prev, kept = self._prev(name), columns[f"{KEPT_PREFIX}{name}"]
+            pairs += [(columns[name], prev), (prev, kept)]
+        was_there = case((columns[f"{KEPT_PREFIX}{TXID_COLUMN}"].is_not(None), false()))
+        pairs += [(self._prev(REMOVED), was_there), (columns[REMOVED], false())]
+        pairs += [(column, None) for column in columns if "kept" in column.info]
+        gone = and_(columns[REMOVED], not_(self._prev(REMOVED)))
+        return update(self._table).ordered_values(*pairs).where(gone)
 
     def restore(self, connection: Connection, txid: int) -> None:
         for statement in self._undo:
@@ -67,9 +87,9 @@ class AppendWriter(TableWriter):
     ) -> None:
         """Write rows that may be there."""
         for chunk in chunks(deltas, self._upsert.chunk_rows):
-            written = self._upsert.execute(connection, chunk, attempt.txid)
+            written, may_lose = self._upsert.execute(connection, chunk, attempt.txid)
             answered()
-            self._prove(connection, attempt, chunk, written)
+            self._prove(connection, attempt, chunk, written, may_lose)
 
     def explain(
         self,
@@ -94,22 +114,30 @@ class AppendWriter(TableWriter):
     def _update(self, excluded: Any) -> tuple[dict[str, Any], Any]:
         spec, columns = self.spec, self._table.c
         values, replaces = spec.state.value_names, spec.state.on_conflict == "replace"
+        sequence = spec.state.sequence_by
+        newer = []
+        if sequence is not None:
+            order = self._dialect.ordering
+            newer = [order(columns[sequence]) > order(excluded[sequence])]
         if spec.semantics is Semantics.NON_TRANSACTIONAL:
-            return {name: excluded[name] if replaces else columns[name] for name in values}, None
+            new = excluded if replaces else columns
+            older = {name: [(one, columns[name]) for one in newer] for name in values}
+            return {n: case(*older[n], else_=new[n]) if newer else new[n] for n in values}, None
         stored, txid = columns[TXID_COLUMN], excluded[TXID_COLUMN]
         if not replaces:
             allowed = stored == txid if spec.state.on_conflict == "fail" else stored <= txid
             return {column.name: column for column in columns if "key" not in column.info}, allowed
-        same_batch = stored == txid
-        changes: dict[str, Any] = {TXID_COLUMN: txid}
+        stays = or_(stored == txid, *newer)
+        changes: dict[str, Any] = {TXID_COLUMN: case((stays, stored), else_=txid) if newer else txid}
         for name in values:
-            changes[name] = case((same_batch, columns[name]), else_=excluded[name])
-            if spec.keeps_prev:
-                prev = self._prev(name)
-                changes[prev.name] = case((same_batch, prev), else_=columns[name])
-        if spec.keeps_prev:
-            prev = columns[PREV_TXID_COLUMN]
-            changes[prev.name] = case((same_batch, prev), else_=stored)
+            changes[name] = case((stays, columns[name]), else_=excluded[name])
+        for name in (*values, TXID_COLUMN) if spec.keeps_prev else ():
+            prev, kept = self._prev(name), columns.get(f"{KEPT_PREFIX}{name}")
+            changes[prev.name] = case((stays, prev), else_=columns[name])
+            if kept is not None:
+                # Of a row that followed a removed one, nothing is known before.
+                gone = and_(excluded[REMOVED], not_(columns[REMOVED]), not_(self._prev(REMOVED)))
+                changes[kept.name] = case((stays, kept), (gone, prev))
         return changes, stored <= txid
 
     def _refused(

@@ -139,6 +139,10 @@ class SqlTransaction(StateTransaction):
     def remove_expired(self, spec: TableSpec, horizon: int, most: int) -> None:
         self._statements.of(spec).remove_expired(self._connection, horizon, most, self._answered)
 
+    def forget_removed(self, spec: TableSpec, txid: Txid) -> None:
+        self._statements.of(spec).forget_removed(self._connection, txid)
+        self._answered()
+
     def write_dead_letters(
         self, attempt: TransactionAttempt, letters: Sequence[DeadLetter], when: datetime
     ) -> None:
@@ -202,6 +206,7 @@ class StateDatabase(StateBackend):
 
     keeps_dead_letters: ClassVar[bool] = True
     removes_expired: ClassVar[bool] = True
+    hides_removed: ClassVar[bool] = True
 
     def __init__(
         self, url: str, *, connect_timeout_seconds: float = 10.0, message_timeout_seconds: float = 30.0

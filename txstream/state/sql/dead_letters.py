@@ -23,6 +23,7 @@ from sqlalchemy import (
     func,
     insert as sql_insert,
     select,
+    tuple_,
     update,
 )
 
@@ -34,6 +35,7 @@ from txstream.state.sql.errors import rows_missing
 from txstream.state.sql.framework_tables import dead_letter
 
 _HEAVY = ("key", "value", "headers", "traceback")
+_MOST_KEYS = 100  # in one question
 
 
 def insert(
@@ -74,20 +76,22 @@ def mark_retried(
     connection: Connection, topology: str, uuid: str, keys: Sequence[LetterKey], txid: Txid
 ) -> None:
     """See `DeadLetterTransaction.mark_retried`."""
-    marked = 0
+    marked: list[tuple[Txid, str]] = []
     for key in sorted(keys, key=lambda key: (key.txid, key.place)):  # in order, against deadlocks
         row = and_(_of(topology, uuid), dead_letter.c.txid == key.txid, dead_letter.c.place == key.place)
         dead = update(dead_letter).where(row, dead_letter.c.status == DEAD)
-        found = connection.execute(dead.values(status=retried_in(txid))).rowcount
-        if not found:
+        if not connection.execute(dead.values(status=retried_in(txid))).rowcount:
             status = connection.execute(select(dead_letter.c.status).where(row)).scalar()
-            if status not in (None, DEAD):
+            if status is None:
+                continue
+            if status != DEAD:
                 raise not_dead(topology, key, status, txid)
-            found = int(status == DEAD)  # it was to be marked
-        marked += found
-    if keys:
-        mine = and_(_of(topology, uuid), dead_letter.c.status == retried_in(txid))
-        _prove(connection, mine, marked, f"txid {txid}")
+        marked.append((key.txid, key.place))
+    mine = and_(_of(topology, uuid), dead_letter.c.status == retried_in(txid))
+    for start in range(0, len(marked), _MOST_KEYS):
+        some = marked[start : start + _MOST_KEYS]
+        these = tuple_(dead_letter.c.txid, dead_letter.c.place).in_(some)
+        _prove(connection, and_(mine, these), len(some), f"txid {txid}")
 
 
 def read(
@@ -130,9 +134,9 @@ def _of(topology: str, uuid: str) -> ColumnElement[bool]:
 
 
 def _prove(connection: Connection, mine: ColumnElement[bool], rows: int, whose: object) -> None:
-    """Require that so many of these rows are there. A trigger may have taken some, without an error."""
+    """Require that just so many of these rows are there. A trigger may have taken some, without an error."""
     found = connection.execute(select(func.count()).select_from(dead_letter).where(mine)).scalar_one()
-    if found < rows:
+    if found != rows:
         raise rows_missing(dead_letter.name, whose, rows, rows - found)
 
 

@@ -1,8 +1,7 @@
 """What differs between databases, behind one interface: a new database is one more subclass.
 
-PostgreSQL and SQLite are the kernel's. Every other subclass comes in by an entry point of an installed
-package, that of MySQL and MariaDB as well as a stranger's: in the group `txstream.sql_dialects`, with the
-scheme of its URLs.
+Every subclass comes in by an entry point of an installed package, ours as well as a stranger's: in the group
+`txstream.sql_dialects`, with the scheme of its URLs.
 
 Invariants that every subclass keeps. A write transaction takes its lock with its first statement, and sees
 what other transactions committed before the lock was granted. When its process or the server freezes, the
@@ -113,8 +112,9 @@ class Upsert(ABC):
     chunk_rows: ClassVar[int]
 
     @abstractmethod
-    def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> int:
-        """Write a chunk. Returns the number of rows written: fewer than the chunk has when a row is newer."""
+    def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> tuple[int, bool | None]:
+        """Write a chunk. Returns the number of rows written: fewer than the chunk has when a row is newer.
+        Beside it stands what `StateDialect.may_lose` says of the table, None if that is to be asked."""
 
 
 class BulkInsert(ABC):
@@ -373,7 +373,8 @@ class StateDialect(ABC):
     def may_lose(self, connection: Connection, table: Table) -> bool:
         """Whether a row that this transaction has written may be gone, although the database has counted it:
         it went into another row, or something that reacts to it took it. Asked of the catalog, which cannot
-        change for the table any more: the transaction that has written holds its lock."""
+        change for the table any more: the transaction that has written holds its lock. Not asked where an
+        upsert has asked it in its own message, which saves a round trip."""
 
     def be_patient(self, connection: Connection) -> None:  # noqa: B027 - most have no limit of their own
         """Lift the time limit on statements for the rest of this transaction."""

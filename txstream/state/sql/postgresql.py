@@ -150,16 +150,20 @@ class UnnestUpsert(Upsert):
                 index_elements=list(table.primary_key.columns), set_=changes, where=condition
             )
         self._sql = _compiled(insert)
+        self._table = table
         self._has_txid = any("txid" in column.info for column in table.columns)
 
-    def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> int:
-        written = 0
+    def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> tuple[int, bool | None]:
+        written, may_lose = 0, False
+        asked = _TRIGGERS, {"name": _name_of(connection, self._table)}
         for part in halved(deltas, lambda rows: bool(rows.nbytes <= _STATEMENT_BYTES)):
             parameters = _array_parameters(part, self._names)
             if self._has_txid:
                 parameters["txid"] = txid
-            written += connection.exec_driver_sql(self._sql, parameters).rowcount
-        return written
+            changed, found = _ask(connection, _texts(connection, [(self._sql, parameters), asked]))
+            written += changed.command_tuples
+            may_lose = found.get_value(0, 0) == b"t"
+        return written, may_lose
 
 
 def _unnested(columns: Sequence[Column[Any]], name: str, with_ordinality: str | None = None) -> Any:
@@ -233,6 +237,8 @@ _PLACE = text(
     "(SELECT timeline_id FROM pg_control_checkpoint()), (SELECT oid FROM pg_database WHERE datname = "
     "current_database()), coalesce(to_regclass('txstream_fence')::oid::text, current_schema()))"
 )
+# Who may lose a row. A second UNIQUE index raises an error, since an upsert names the key; so does a policy.
+_TRIGGERS = "SELECT relhastriggers FROM pg_class WHERE oid = %(name)s::regclass"
 _DEFINITIONS_LOCK = 0x74787374  # "txst": all users of the database share the numbers of advisory locks
 
 # https://www.postgresql.org/docs/current/errcodes-appendix.html: codes first, then whole classes.
@@ -310,7 +316,7 @@ class PostgreSQLDialect(ServerDialect):
         if not driver_of(
             connection
         ).info.transaction_status:  # a closed one is reported by the next statement
-            self._ask(connection, self._beginning(connection))
+            _ask(connection, [self._beginning(connection)])
 
     def _beginning(self, connection: Connection) -> str:
         """Return the statements that begin every transaction. Its limits are its own: with a pooler, the
@@ -333,38 +339,13 @@ class PostgreSQLDialect(ServerDialect):
             ]
         )
 
-    @staticmethod
-    def _ask(connection: Connection, statements: str) -> list[Any]:
-        """Send statements in one message and return their results; raise the error of the one that failed."""
-        import psycopg
-        from psycopg import errors, generators
-
-        driver = driver_of(connection)
-        try:
-            driver.pgconn.send_query(statements.encode(driver.info.encoding))
-            results: list[Any] = driver.wait(generators.execute(driver.pgconn))
-            if results[-1].error_message:
-                raise errors.error_from_result(results[-1], driver.info.encoding)
-        except psycopg.Error as error:
-            raise wrapped(error, connection) from error
-        return results
-
     def begin_with(
         self, connection: Connection, update: Asked, query: Asked
     ) -> tuple[int, Iterable[Sequence[Any]]] | None:
-        from psycopg import ClientCursor
-
-        driver = driver_of(connection)
-        if driver.info.transaction_status:  # it has begun, or the connection is closed
+        if driver_of(connection).info.transaction_status:  # it has begun, or the connection is closed
             return None
-        sql, cursor = self._beginning(connection), ClientCursor(driver)
-        for statement, parameters in (update, query):
-            text = _kept(statement)
-            dispatch: Any = connection.dispatch  # listeners are told of it, as of any statement
-            dispatch.before_cursor_execute(connection, cursor, text, parameters, None, False)
-            # The simple protocol takes several statements and no parameters. The driver quotes these.
-            sql += f"; {cursor.mogrify(text, parameters)}"
-        *_, changed, found = self._ask(connection, sql)
+        asked = [(_kept(statement), parameters) for statement, parameters in (update, query)]
+        *_, changed, found = _ask(connection, [self._beginning(connection), *_texts(connection, asked)])
         rows = range(found.ntuples)
         columns = range(found.nfields)
         return changed.command_tuples, [
@@ -469,10 +450,8 @@ class PostgreSQLDialect(ServerDialect):
             )
 
     def may_lose(self, connection: Connection, table: Table) -> bool:
-        # A second UNIQUE index raises an error, since an upsert names the key; so does a policy here.
         name = _name_of(connection, table)
-        asked = "SELECT relhastriggers FROM pg_class WHERE oid = %(name)s::regclass"
-        return bool(connection.exec_driver_sql(asked, {"name": name}).scalar_one())
+        return bool(connection.exec_driver_sql(_TRIGGERS, {"name": name}).scalar_one())
 
     def be_patient(self, connection: Connection) -> None:
         connection.execute(select(func.set_config("statement_timeout", "0", True)))
@@ -502,6 +481,34 @@ class PostgreSQLDialect(ServerDialect):
         self, table: Table, columns: Mapping[str, pa.DataType], carries: Carries | None = None
     ) -> Lookup:
         return UnnestLookup(table, columns, carries)
+
+
+def _texts(connection: Connection, statements: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
+    """Return statements with their parameters in them: the simple protocol takes several statements and no
+    parameters."""
+    from psycopg import ClientCursor
+
+    cursor = ClientCursor(driver_of(connection))
+    for statement, parameters in statements:
+        dispatch: Any = connection.dispatch  # listeners are told of it, as of any statement
+        dispatch.before_cursor_execute(connection, cursor, statement, parameters, None, False)
+        yield cursor.mogrify(statement, parameters)
+
+
+def _ask(connection: Connection, statements: Iterable[str]) -> list[Any]:
+    """Send statements in one message and return their results; raise the error of the one that failed."""
+    import psycopg
+    from psycopg import errors, generators
+
+    driver = driver_of(connection)
+    try:
+        driver.pgconn.send_query("; ".join(statements).encode(driver.info.encoding))
+        results: list[Any] = driver.wait(generators.execute(driver.pgconn))
+        if results[-1].error_message:
+            raise errors.error_from_result(results[-1], driver.info.encoding)
+    except psycopg.Error as error:
+        raise wrapped(error, connection) from error
+    return results
 
 
 def _is_operational(error: DBAPIError) -> bool:

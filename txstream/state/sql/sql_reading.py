@@ -5,7 +5,7 @@ Invariant: it only reads, and everything that it returns comes from that transac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -13,13 +13,11 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, case, func, not_, null, or_, select
 
-from txstream.api.schema import parse_schema
-from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN, TXID_COLUMN
+from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN, REMOVED, TXID_COLUMN
 from txstream.core.errors import StateTableError
-from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid
 from txstream.core.wording import counted
-from txstream.state.declarations import Owner
+from txstream.state.declarations import Owner, declared_spec
 from txstream.state.reading import StateReading, StoredRow, StoredTable
 from txstream.state.records import COMMITTED, BatchRecord
 from txstream.state.sql import ledger, tables as state_tables
@@ -60,9 +58,7 @@ class SqlStateReading(StateReading):
 
     def count(self, table: str) -> int:
         stored, found = self._table(table)
-        query = select(func.count()).select_from(found)
-        hidden = self._created_since(stored, found)
-        return self._number(query if hidden is None else query.where(not_(hidden)))
+        return self._number(select(func.count()).select_from(self._as_committed(stored, found).subquery()))
 
     def find(self, table: str, key: Sequence[Any]) -> StoredRow | None:
         stored, found = self._table(table)
@@ -89,7 +85,7 @@ class SqlStateReading(StateReading):
         """Return the rows of `top`, but as stored, committed or not, as column -> value in table order."""
         stored, found = self._table(table)
         greatest = self._dialect.ordering(found.c[stored.value.names[0]]).desc()
-        query = select(found).order_by(greatest, *self._by_key(found)).limit(n)
+        query = state_tables.rows_there(found).order_by(greatest, *self._by_key(found)).limit(n)
         return [dict(row) for row in self._connection.execute(query).mappings()]
 
     def written_by(self, table: str, txid: int, limit: int | None = None) -> list[StoredRow]:
@@ -105,11 +101,18 @@ class SqlStateReading(StateReading):
         self._require_txid(stored)
         return self._number(select(func.count()).select_from(found).where(found.c[TXID_COLUMN] == txid))
 
+    def written_since(self, table: str, txid: int) -> Iterator[StoredRow]:
+        stored, found = self._table(table)
+        query = select(found).where(found.c[TXID_COLUMN].between(txid, self._as_of))
+        query = query.order_by(found.c[TXID_COLUMN]).execution_options(yield_per=10_000)
+        rows = self._connection.execute(query)
+        return (_row(stored, row) for row in rows.mappings())
+
     # --- for fsck -----------------------------------------------------------------------------------
 
     def differences(self, table: str) -> list[str] | None:
         _, found = self._table(table)
-        return state_tables.differences_from_declaration(self._connection, self._dialect, found)
+        return state_tables.differences_from_declaration(self._connection, self._dialect, found, table)
 
     def newest_row(self, table: str) -> tuple[int, Mapping[str, Any] | None]:
         stored, found = self._table(table)
@@ -132,12 +135,7 @@ class SqlStateReading(StateReading):
     # --- inside -------------------------------------------------------------------------------------
 
     def _stored(self, owner: Owner) -> StoredTable:
-        declared = state_tables.declared_table(owner, self._dialect)
-        declaration = owner.declaration
-        semantics = Semantics(declaration["semantics"])
-        key, value = parse_schema(declaration["key"]), parse_schema(declaration["value"])
-        on_conflict = declaration.get("on_conflict")
-        return StoredTable(declared.name, key, value, semantics, owner.uuid, on_conflict)
+        return StoredTable.of(declared_spec(owner), owner.uuid)
 
     def _table(self, name: str) -> tuple[StoredTable, Table]:
         owner = self._owners.get(name)
@@ -165,6 +163,10 @@ class SqlStateReading(StateReading):
 
     def _as_committed(self, stored: StoredTable, table: Table) -> Select[Any]:
         """Return the query for the rows as of the last committed batch, as far as the table knows them."""
+        query = self._or_removed(stored, table)
+        return query.where(not_(query.selected_columns[REMOVED])) if stored.removes else query
+
+    def _or_removed(self, stored: StoredTable, table: Table) -> Select[Any]:
         if TXID_COLUMN not in table.c:
             return select(table)
         since = table.c[TXID_COLUMN] > self._as_of
@@ -205,7 +207,7 @@ def _row(table: StoredTable, row: Mapping[Any, Any]) -> StoredRow:
             created = all(value is None for value in prev.values())
         else:
             created = row[PREV_TXID_COLUMN] is None
-        if created:
+        if created or (table.removes and row[f"{PREV_PREFIX}{REMOVED}"] is not False):
             prev = None
     txid = row[TXID_COLUMN] if table.has_txid else None
     return StoredRow(
@@ -214,6 +216,7 @@ def _row(table: StoredTable, row: Mapping[Any, Any]) -> StoredRow:
         prev,
         None if txid is None else Txid(txid),
         bool(row.get(_UNFINISHED, False)),
+        table.removes and row.get(REMOVED, False) is not False,
     )
 
 

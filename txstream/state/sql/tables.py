@@ -31,9 +31,12 @@ from sqlalchemy import (
     Index,
     MetaData,
     PrimaryKeyConstraint,
+    Select,
     Table,
+    case,
     delete,
     inspect,
+    not_,
     select,
     update,
 )
@@ -42,7 +45,15 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, DropIndex, ExecutableDDLElement
 from sqlalchemy.sql import quoted_name
 
-from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN, TXID_COLUMN, SqlState
+from txstream.api.state import (
+    KEPT_PREFIX,
+    PREV_PREFIX,
+    PREV_TXID_COLUMN,
+    REMOVED,
+    ROWS_SUFFIX,
+    TXID_COLUMN,
+    SqlState,
+)
 from txstream.core.batch_metas import to_json
 from txstream.core.errors import (
     CorruptStateError,
@@ -51,7 +62,7 @@ from txstream.core.errors import (
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid
 from txstream.state import declarations
-from txstream.state.changes import added_values, committed_in_part, refused_changes
+from txstream.state.changes import added_values, committed_in_part, declared_values, refused_changes
 from txstream.state.declarations import Owner
 from txstream.state.records import TableSpec, TopologyLife
 from txstream.state.sql.dialect import StateDialect
@@ -102,14 +113,22 @@ def _built(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Tabl
                     info={"prev": field.name},
                 )
             )
+            if state.removed_by is not None and field.name != REMOVED:
+                name = _quoted(f"{KEPT_PREFIX}{field.name}")
+                columns.append(Column(name, value_type, nullable=True, info={"kept": True}))
     if spec.appends and spec.keeps_prev:
         columns.append(Column(PREV_TXID_COLUMN, BigInteger, nullable=True, info={"prev_txid": True}))
+        if state.removed_by is not None:
+            name = _quoted(f"{KEPT_PREFIX}{TXID_COLUMN}")
+            columns.append(Column(name, BigInteger, nullable=True, info={"kept": True}))
     if semantics is not Semantics.NON_TRANSACTIONAL:
         columns.append(Column(TXID_COLUMN, BigInteger, nullable=False, info={"txid": True}))
     for column in columns:
         dialect.check_name(state.table, "column", str(column.name))
+    if state.stored_table != state.table:
+        dialect.check_name(state.table, "table", state.stored_table)
     table = Table(
-        _quoted(state.table),
+        _quoted(state.stored_table),
         MetaData(naming_convention=_INDEX_NAMES),
         *columns,
         *([PrimaryKeyConstraint(*state.key_names)] if spec.is_keyed else []),
@@ -118,6 +137,10 @@ def _built(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Tabl
     )
     if state.index_txid and semantics is not Semantics.NON_TRANSACTIONAL:
         Index(None, table.c[TXID_COLUMN])
+    if state.removed_by is not None:
+        # Of few rows: those that the last batches have removed. Not by txid, which every update changes.
+        gone = table.c[REMOVED]
+        Index(None, gone, postgresql_where=gone, sqlite_where=gone, info={"removed": True})
     if state.keep_on is not None and (not spec.is_keyed or state.keep_on != state.key_names[0]):
         Index(None, table.c[state.keep_on])
     return table
@@ -160,15 +183,16 @@ def join_table(
     declarations.check_length(spec.state)
     table = build_table(spec.state, spec.semantics, dialect)
     owner = read_owner(connection, name)
-    exists = inspect(connection).has_table(name)
+    exists = all(inspect(connection).has_table(one) for one in {name, spec.state.stored_table})
     if owner is not None:
         declarations.refuse_other_owner(owner, topology, life.uuid)
         if not exists and owner.declaration.get(_CREATING):
             if check_only:
                 return
-            _create(connection, table)
+            _create(connection, spec, table)
             exists = True
         if not exists:
+            declarations.refuse_other_declaration(owner, spec)
             raise CorruptStateError(
                 f"state table {name!r} was created for topology {topology!r} and is gone; restore it, or "
                 f"start afresh with `txstream delete {topology} --drop-state`"
@@ -208,23 +232,25 @@ def join_table(
             created_at=datetime.now(UTC),
         )
     )
-    _create(connection, table)
+    _create(connection, spec, table)
     _declare(connection, name, spec)
 
 
 def refuse_foreign(connection: Connection, life: TopologyLife, spec: TableSpec) -> None:
     """Raise StateTableError if the table of `spec`, which has no owner, exists."""
-    name = spec.state.table
-    if inspect(connection).has_table(name):
-        raise StateTableError(
-            f"table {name!r} exists and was not created by txstream, so its data is left alone; choose "
-            f"another table for topology {life.topology!r}, or rename or drop that one"
-        )
+    for name in {spec.state.table, spec.state.stored_table}:
+        if inspect(connection).has_table(name):
+            raise StateTableError(
+                f"table {name!r} exists and was not created by txstream for this state, so its data is left "
+                f"alone; choose another table for topology {life.topology!r}, or rename or drop that one"
+            )
 
 
-def _create(connection: Connection, table: Table) -> None:
+def _create(connection: Connection, spec: TableSpec, table: Table) -> None:
     try:
-        table.create(connection)
+        table.create(connection, checkfirst=True)
+        if table.name != spec.state.table and not inspect(connection).has_table(spec.state.table):
+            connection.execute(_CreateView(spec.state.table, table))
     except IdentifierError as error:
         raise StateTableError(f"state table {table.name!r}: {error}; choose a shorter name") from error
 
@@ -299,8 +325,13 @@ def drop_tables(connection: Connection, owners: Sequence[Owner]) -> list[str]:
     """Drop state tables and delete their ownership rows. Returns the names of the tables that existed."""
     dropped = []
     for owner in owners:
-        if inspect(connection).has_table(owner.table):
-            Table(_quoted(owner.table), MetaData()).drop(connection)
+        values, stored = declared_values(owner.declaration), str(owner.table)
+        if values is not None and REMOVED in values.names:
+            stored = f"{owner.table}{ROWS_SUFFIX}"
+            if inspect(connection).has_table(owner.table):
+                connection.execute(_DropView(owner.table))
+        if inspect(connection).has_table(stored):
+            Table(_quoted(stored), MetaData()).drop(connection)
             dropped.append(owner.table)
         connection.execute(delete(owned_table).where(owned_table.c.table_name == owner.table))
     return dropped
@@ -335,10 +366,11 @@ def _refuse_differences(
 
 
 def differences_from_declaration(
-    connection: Connection, dialect: StateDialect, table: Table
+    connection: Connection, dialect: StateDialect, table: Table, name: str
 ) -> list[str] | None:
-    """Return how the table differs from its declaration, one sentence each; None when it is gone."""
-    there = inspect(connection).has_table(table.name)
+    """Return how the table, which people call `name`, differs from its declaration, one sentence each; None
+    when it is gone."""
+    there = all(inspect(connection).has_table(one) for one in {name, table.name})
     return _column_differences(connection, dialect, table) if there else None
 
 
@@ -372,7 +404,8 @@ def _column_differences(
 
 def _missing_index_by_time(connection: Connection, dialect: StateDialect, table: Table) -> Index | None:
     """Return the index by which old rows are found, if the table needs one and has none."""
-    mine = (index for index in table.indexes if [*index.columns] != [table.c.get(TXID_COLUMN)])
+    others = [[table.c[name]] for name in (TXID_COLUMN, REMOVED) if name in table.c]
+    mine = (index for index in table.indexes if [*index.columns] not in others)
     return next((index for index in mine if not _is_there(connection, dialect, index)), None)
 
 
@@ -390,7 +423,7 @@ def _index_of_difference(connection: Connection, dialect: StateDialect, spec: Ta
         return None
     state = replace(spec.state, index_txid=True, keep=None, keep_on=None)
     table = build_table(state, spec.semantics, dialect)
-    (index,) = table.indexes
+    index = next(one for one in table.indexes if one.columns.keys() == [TXID_COLUMN])
     return None if _is_there(connection, dialect, index) == spec.state.index_txid else index
 
 
@@ -427,7 +460,7 @@ def grow_table(
         connection.execute(update(table).where(created.is_(None)).values(nulls))
     connection.execute(
         update(owned_table)
-        .where(owned_table.c.table_name == table.name)
+        .where(owned_table.c.table_name == spec.state.table)
         .values(declaration=to_json(spec.state.declaration(spec.semantics)))
     )
 
@@ -447,6 +480,45 @@ def _alone(table: Table, column: Column[Any], default: Any) -> Column[Any]:
     found: Column[Any] = Column(column.name, column.type, server_default=default, nullable=nullable)
     Table(table.name, MetaData(), found)
     return found
+
+
+def rows_there(table: Table) -> Select[Any]:
+    """Return the query for the rows of a state table that are not removed, as people see them: one that was
+    removed before looks like a new one."""
+    if REMOVED not in table.c:
+        return select(table)
+    shown: list[Any] = []
+    for column in table.columns:
+        if "prev_txid" in column.info:
+            shown.append(case((not_(table.c[f"{PREV_PREFIX}{REMOVED}"]), column)).label(column.name))
+        elif "kept" not in column.info and column.name not in (REMOVED, f"{PREV_PREFIX}{REMOVED}"):
+            shown.append(column)
+    return select(*shown).where(not_(table.c[REMOVED]))
+
+
+class _CreateView(ExecutableDDLElement):
+    inherit_cache = False
+
+    def __init__(self, name: str, table: Table) -> None:
+        self.name, self.query = name, rows_there(table)
+
+
+@compiles(_CreateView)
+def _compile_create_view(element: _CreateView, compiler: Any, **_options: Any) -> str:
+    query = compiler.sql_compiler.process(element.query, literal_binds=True)
+    return f"CREATE VIEW {compiler.preparer.quote(_quoted(element.name))} AS {query}"
+
+
+class _DropView(ExecutableDDLElement):
+    inherit_cache = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@compiles(_DropView)
+def _compile_drop_view(element: _DropView, compiler: Any, **_options: Any) -> str:
+    return f"DROP VIEW {compiler.preparer.quote(_quoted(element.name))}"
 
 
 class _AddColumn(ExecutableDDLElement):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 
 from sqlalchemy import URL, make_url
@@ -16,19 +15,11 @@ from txstream.core.errors import ServiceUnavailableError, UsageError
 if TYPE_CHECKING:
     from txstream.state.sql.dialect import StateDialect
 
-
-_POSTGRESQL: Final = "txstream.state.sql.postgresql", "PostgreSQLDialect"
-_OWN: Final = {
-    "sqlite": ("txstream.state.sql.sqlite", "SQLiteDialect"),
-    "postgres": _POSTGRESQL,
-    "postgresql": _POSTGRESQL,
-}
-"""Where the kernel's dialects are, loaded only for a database that is used; all others come in by entry
-points."""
-
 EXAMPLES = "sqlite:///state.db, postgresql://user@host/name or mysql://user@host/name"
 _SECRET = re.compile("pass(?!file)|pwd|secret|token|key", re.IGNORECASE)  # in the name of an option
 _HIDDEN = "***"
+
+_loaded: dict[str, type[StateDialect]] = {}  # by scheme: looking among installed packages takes 10 ms
 
 
 def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds: float) -> StateDialect:
@@ -57,26 +48,25 @@ def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds
 
 def sql_schemes() -> set[str]:
     """Return the schemes of SQL databases' URLs, without `+driver`."""
-    return {*_OWN, *names(SQL_DIALECTS)}
+    return set(names(SQL_DIALECTS))
 
 
 def is_sql(scheme: str) -> bool:
     """Return whether URLs of this scheme, which may have a `+driver`, mean SQL databases."""
     name = scheme.partition("+")[0]
-    return name in _OWN or name in sql_schemes()
+    return name in _loaded or name in sql_schemes()
 
 
 def _dialect(url: URL) -> type[StateDialect] | None:
     """Return the dialect for a URL's scheme, whatever its driver; None if no package has one. Raises as
     `load` does."""
     scheme = url.drivername.partition("+")[0]
-    own = _OWN.get(scheme)
-    if own is None:
+    if scheme not in _loaded:
         installed: type[StateDialect] | None = load(SQL_DIALECTS, scheme, f"SQL dialect for {scheme}://")
-        return installed
-    module, name = own
-    kernels: type[StateDialect] = getattr(importlib.import_module(module), name)
-    return kernels
+        if installed is None:
+            return None
+        _loaded[scheme] = installed
+    return _loaded[scheme]
 
 
 def dialect_behind(url: str) -> type[StateDialect] | None:

@@ -25,7 +25,7 @@ from txstream.api.reducers import Custom
 from txstream.api.retention import limit_of
 from txstream.api.rows import UnfitValueError, to_column
 from txstream.api.schema import format_type
-from txstream.api.state import PREV_PREFIX, TXID_COLUMN
+from txstream.api.state import PREV_PREFIX, REMOVED, TXID_COLUMN
 from txstream.core.errors import StateValueError, TxidRegressionError, TxstreamError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt
@@ -51,7 +51,8 @@ class TableWriter:
         self._upsert = dialect.upsert(self._table, self._update if spec.is_keyed else None)
         carries: Carries | None = None
         if spec.semantics is not Semantics.NON_TRANSACTIONAL:
-            carries = "<=" if spec.state.on_conflict == "ignore" else "="
+            keeps_older = spec.state.on_conflict == "ignore" or spec.state.sequence_by is not None
+            carries = "<=" if keeps_older else "="
         self._lookup = dialect.lookup(self._table, self._looked_up(), carries)
         if spec.semantics is Semantics.OPAQUE and not spec.appends:
             values = spec.state.value_names
@@ -85,6 +86,17 @@ class TableWriter:
                 return
             removed += rows
 
+    def forget_removed(self, connection: Connection, txid: int) -> None:
+        """See `StateTransaction.forget_removed`."""
+        columns: Any = self._table.c
+        forget: Any = delete(self._table)
+        if self.spec.state.sequence_by is not None:
+            gone = [column for column in columns if {"prev", "prev_txid", "kept"} & column.info.keys()]
+            forget = update(self._table).values({**dict.fromkeys(gone), columns[REMOVED]: None})
+        if self.spec.semantics is not Semantics.NON_TRANSACTIONAL:
+            forget = forget.where(columns[TXID_COLUMN] < txid)
+        connection.execute(forget.where(columns[REMOVED]))
+
     def read(self, connection: Connection, keys: pa.Table, before: int) -> pa.Table:
         """Return the rows of `keys` that exist. See `StateBackend.read`."""
         state = self.spec.state
@@ -112,18 +124,25 @@ class TableWriter:
         if self.spec.semantics is Semantics.OPAQUE:
             deltas = self._without_nulls(connection, attempt, deltas)
         for chunk in chunks(deltas, self._upsert.chunk_rows):
-            written = self._upsert.execute(connection, chunk, attempt.txid)
+            written, may_lose = self._upsert.execute(connection, chunk, attempt.txid)
             answered()
-            self._prove(connection, attempt, chunk, written)
+            self._prove(connection, attempt, chunk, written, may_lose)
 
     def _prove(
-        self, connection: Connection, attempt: TransactionAttempt, rows: pa.Table, written: int
+        self,
+        connection: Connection,
+        attempt: TransactionAttempt,
+        rows: pa.Table,
+        written: int,
+        may_lose: bool | None = None,
     ) -> None:
         """Require that the rows are there now, under their keys and with the batch's txid. `written` is how
-        many the database has counted. They are looked up only where it may count what it has lost: to look
-        them up takes up to half as long as the commit, to ask the catalog a tenth of a millisecond."""
+        many the database has counted. They are looked up only where it `may_lose` what it counts: to look
+        them up takes up to half as long as the commit."""
         counted = written == rows.num_rows
-        if counted and self.spec.is_keyed and self._dialect.may_lose(connection, self._table):
+        if may_lose is None and counted and self.spec.is_keyed:
+            may_lose = self._dialect.may_lose(connection, self._table)
+        if may_lose and counted and self.spec.is_keyed:
             written = self._lookup.count(connection, rows, attempt.txid)
         if written != rows.num_rows:
             raise self._refused(connection, attempt, rows, rows.num_rows - written)

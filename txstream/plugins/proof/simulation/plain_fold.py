@@ -108,6 +108,7 @@ class Runner:
         self.states: Mapping[str, SqlState] = dict(states)
         self.tables: dict[str, Table] = {name: {} for name in states}
         self.folded: Table = {}
+        self.removed: dict[Values, Any] = {}  # the sequence of each removal
         if isinstance(bolt, StateCommitter):
             self.states = {"": bolt.state}
             self.tables = {"": self.folded}
@@ -151,7 +152,7 @@ class Runner:
         for task, inbox in enumerate(inboxes):
             bolt = self._fresh()
             if type(bolt) is SqlAppendBolt:
-                rows = _appended(self.folded, bolt, list(_dicts(inbox)))
+                rows = _appended(self.folded, self.removed, bolt, list(_dicts(inbox)))
                 written.append((self.folded, rows))
             elif type(bolt) is SqlStateBolt:
                 keys = bolt.state.key_names
@@ -175,6 +176,8 @@ class Runner:
                     written.append((self.folded, _merged(self.folded, rows, bolt)))
         for table, values in written:
             table.update(values)
+            for key in self.removed.keys() & values.keys():
+                del table[key]
         return found
 
     def _own(self) -> Iterable[tuple[str, Table]]:
@@ -329,15 +332,26 @@ def _partial(reducer: Reducer, rows: Sequence[Mapping[str, Any]]) -> Any:
     raise UsageError(f"the plain fold does not know the reducer {reducer}")
 
 
-def _appended(stored: Table, bolt: SqlAppendBolt, rows: Sequence[Mapping[str, Any]]) -> Table:
+def _appended(
+    stored: Table, removed: dict[Values, Any], bolt: SqlAppendBolt, rows: Sequence[Mapping[str, Any]]
+) -> Table:
     """Return the rows that a batch adds to a `SqlTable` or changes in it. Where a key may not come twice, the
-    run itself must refuse the second row."""
+    run itself must refuse the second row. A key that is in `removed` afterwards has no row."""
     table, found = bolt.state, Table()
-    names = (*bolt.order_by, *table.value_names)
+    names = (*bolt.order_by, *table.shown_names)
     for row in sorted(rows, key=lambda row: [_place(row[name]) for name in names]):
         key = _columns(row, table.key_schema)
+        if table.sequence_by is not None:
+            place = table.shown_names.index(table.sequence_by)
+            there = found.get(key, stored.get(key))
+            before = removed.get(key) if there is None or key in removed else there[place]
+            if before is not None and row[table.sequence_by] < before:
+                continue
         if table.on_conflict == "replace" or (key not in stored and key not in found):
-            found[key] = _columns(row, table.value_schema)
+            found[key] = _columns(row, table.shown_schema)
+            removed.pop(key, None)
+            if bolt.removal is not None and bolt.removal.marks(row[bolt.removal.field]):
+                removed[key] = None if table.sequence_by is None else row[table.sequence_by]
     return found
 
 

@@ -181,7 +181,7 @@ class Runner(InProcessRunner):
         finally:
             self._free.insert(chosen if self._computes else len(self._free), kept)
 
-    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
+    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any], spare: int = 0) -> BatchResult:
         world = self._world
         self._driver.pass_point("before a batch is processed", attempt)
         lost = world.log.lost & set(metas.partitions)
@@ -196,14 +196,14 @@ class Runner(InProcessRunner):
             *((one.partition, one.offset) for one in metas.excluded),
             *(key.place for key in metas.retried),
             *sorted(metas.horizons.items()),
-            metas.spare,
+            spare,
         )
         found = results.get(key)
         if found is None:
             self._computes = True
             world.bolt_runs += 1
             try:
-                found = self._run(attempt, metas)
+                found = self._run(attempt, metas, spare)
                 found = results.put(key, found, found.kept.elements)
             except CrashError as error:
                 raise BoltError(f"{attempt}: user code has killed its worker process") from error

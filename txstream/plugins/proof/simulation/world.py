@@ -408,7 +408,7 @@ class World:
     def _tables_of(self, target: StateTarget) -> Tables:
         found: Tables = {}
         for spec in target.tables:
-            keys, values = spec.state.key_names, spec.state.value_names
+            keys, values = spec.state.key_names, spec.state.shown_names
             rows = target.database.top(spec.state.table, topology=self.topology_id, n=_ALL_ROWS)
             found[spec.state.table] = {
                 tuple(row[name] for name in keys): tuple(row[name] for name in values) for row in rows

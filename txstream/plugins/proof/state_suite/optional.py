@@ -6,12 +6,15 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from txstream.api.reducers import Put
+from txstream.api.state import SqlTable
 from txstream.core.errors import StaleAttemptError, StateTableError, UsageError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid, attempt_id
 from txstream.plugins.proof.promises import NotApplicableError, Promises, described
 from txstream.plugins.proof.state_suite.life import Life, table
 from txstream.plugins.proof.state_suite.trial import Beside, StateCheck, StateTrial, each
+from txstream.state.records import TableSpec
 
 CHECKS = Promises(StateCheck)
 
@@ -181,6 +184,56 @@ def expired_rows_are_removed(life: Life) -> None:
         trial.ask("a commit ends", one.states.end_commit, end, keys=1)
         one.holds({new: 6}, "once more have expired, at the end of a commit by executors")
         one.holds({old: 1}, "in a table without a horizon", table=1)
+
+
+# --- rows that are removed ---------------------------------------------------------------------------------
+
+
+@CHECKS.promise(
+    "removed-rows-are-hidden",
+    "A row that a batch has removed is not shown, comes back as it was if the batch is undone, and is "
+    "forgotten, but for key and sequence where there is one, when the next batch is committed.",
+    "take the removal for a value of the row; look at `REMOVED` in reading and in `forget_removed`",
+)
+@each(*Semantics)
+def removed_rows_are_hidden(life: Life) -> None:
+    trial, semantics = life.trial, life.semantics
+    if not life.store.hides_removed:
+        raise NotApplicableError("the store hides no removed rows (hides_removed)")
+    for sequence in (None, "n"):
+        made = SqlTable(
+            f"g_{sequence}_{trial.name()}".lower(),
+            "n bigint",
+            key="word string",
+            on_conflict="replace",
+            removed_by="gone",
+            sequence_by=sequence,
+        )
+        one = trial.stranger(
+            semantics, (TableSpec(made, semantics, {name: Put() for name in made.value_names}),)
+        )
+        one.join()
+
+        def shows(expected: dict[str, int], when: str, here: Life = one, name: str = made.table) -> None:
+            rows = trial.ask("the rows are shown", here.store.top, name, topology=here.topology, n=100)
+            trial.require(f"the rows {when}", expected, {row["word"]: row["n"] for row in rows})
+
+        gone = {"a": (3, True), "c": (3, True)}
+        one.commit(1, {"a": (1, False), "b": (1, False)})
+        one.commit(2, {"a": (2, False)})
+        one.commit(3, gone)
+        shows({"b": 1}, "once one is removed")
+        if semantics is Semantics.OPAQUE:
+            one.commit(3, {"b": (4, False)})
+            shows({"a": 2, "b": 4}, "once its removal is undone")
+            under = one.begin(3)
+            one.write(under, gone)
+            shows({"b": 1}, "while its removal is committed by executors")
+            one.end(under, keys=2)
+        one.commit(4, {"c": (2, False)})
+        shows({"b": 1} if sequence else {"b": 1, "c": 2}, "after an older record of one that was removed")
+        one.commit(5, {"a": (3, False)})
+        shows({"a": 3, "b": 1} if sequence else {"a": 3, "b": 1, "c": 2}, "once it is there again")
 
 
 # --- for display -------------------------------------------------------------------------------------------

@@ -268,6 +268,12 @@ class StoreBackend(StateBackend):
             if time is not None and time < limit:
                 here.put(rows, key, None)
 
+    def _forget_removed(self, here: Transaction, spec: TableSpec, txid: Txid) -> None:
+        rules, rows = self._rules(spec), self._rows(here, spec)
+        for key, stored in list(here.scan(rows)):
+            if (left := rules.forgotten(stored, txid)) != stored:
+                here.put(rows, key, left)
+
     def _rules(self, spec: TableSpec) -> RowRules:
         return RowRules(spec)
 
@@ -382,6 +388,9 @@ class _Adapter(StateTransaction):
 
     def remove_expired(self, spec: TableSpec, horizon: int, most: int) -> None:
         self._store._remove_expired(self._here, spec, horizon)
+
+    def forget_removed(self, spec: TableSpec, txid: Txid) -> None:
+        self._store._forget_removed(self._here, spec, txid)
 
     def write_dead_letters(
         self, attempt: TransactionAttempt, letters: Sequence[DeadLetter], when: datetime

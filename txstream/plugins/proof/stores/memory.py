@@ -33,6 +33,7 @@ class MemoryBackend(StoreBackend):
     on_executors: ClassVar[bool] = False
     outlives_process: ClassVar[bool] = False
     removes_expired: ClassVar[bool] = True
+    hides_removed: ClassVar[bool] = True
 
     def __init__(
         self, url: str, *, connect_timeout_seconds: float = 10.0, message_timeout_seconds: float = 30.0

@@ -66,17 +66,18 @@ class RowRules:
         self, stored: RowValues | None, row: Values, attempt: TransactionAttempt, key: Key
     ) -> RowValues:
         spec, replaces = self.spec, self.spec.state.on_conflict == "replace"
+        is_older = stored is not None and self._is_older(row, stored[0])
         if spec.semantics is Semantics.NON_TRANSACTIONAL:
-            return (row if stored is None or replaces else stored[0]), None, None
+            return (row if stored is None or (replaces and not is_older) else stored[0]), None, None
         if stored is None:
             return row, None, attempt.txid
         before = _txid(stored)
         if before > attempt.txid:
             raise self._regression(before, attempt, key)
-        if before == attempt.txid or spec.state.on_conflict == "ignore":
+        if before == attempt.txid or is_older or spec.state.on_conflict == "ignore":
             return stored
         if replaces:
-            return row, (*stored[0], before) if spec.keeps_prev else None, attempt.txid
+            return self._replaced(stored, row), self._prev_of(stored, before), attempt.txid
         shown = ", ".join(
             f"{name}={one!r:.60}" for name, one in zip(spec.state.value_names, row, strict=True)
         )
@@ -85,6 +86,37 @@ class RowRules:
             f"has another row of this key: ({shown}); give each row a key of its own, or choose "
             f"on_conflict='ignore' or 'replace'"
         )
+
+    def _prev_of(self, stored: RowValues, before: Txid) -> Values | None:
+        return (*stored[0][: len(self._columns)], before) if self.spec.keeps_prev else None
+
+    def _replaced(self, stored: RowValues, row: Values) -> Values:
+        """Return what a row becomes. A removed one has at its end the `prev` of the row that was there."""
+        gone = self.is_gone((row, None, None)) and not self.is_gone(stored)
+        return (*row, self._prev_there(stored[1])) if gone and self.spec.keeps_prev else row
+
+    def _prev_there(self, prev: Values | None) -> Values | None:
+        """Return the values before, unless that row was a removed one."""
+        return None if prev is None or self.is_gone((prev, None, None)) else prev
+
+    def _is_older(self, row: Values, stored: Values) -> bool:
+        sequence = self.spec.state.sequence_by
+        if sequence is None:
+            return False
+        place = self.spec.state.value_names.index(sequence)
+        return bool(row[place] < stored[place])
+
+    def is_gone(self, stored: RowValues) -> bool:
+        """Whether the row is a removed one."""
+        return self.spec.state.removed_by is not None and stored[0][len(self._columns) - 1] is not False
+
+    def forgotten(self, stored: RowValues, txid: Txid) -> RowValues | None:
+        """Return what is left of a row that a batch before `txid` has removed; another row stays as it is."""
+        values, _prev, written = stored
+        if not self.is_gone(stored) or (written is not None and written >= txid):
+            return stored
+        left = (*values[: len(self._columns) - 1], None)
+        return None if self.spec.state.sequence_by is None else (left, None, written)
 
     def _added(
         self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
@@ -130,10 +162,13 @@ class RowRules:
     def restored(self, stored: RowValues, txid: Txid) -> RowValues | None:
         """Return what is left of an opaque row when batch `txid` is undone; None when `txid` created it."""
         if self.spec.appends:
-            _values, prev, written = stored
+            values, prev, written = stored
             if written != txid:
                 return stored
-            return None if prev is None else (prev[:-1], prev, prev[-1])
+            if prev is None:
+                return None
+            before = values[-1] if len(values) > len(self._columns) else prev
+            return prev[:-1], before, prev[-1]
         left = _opaque(stored).restore(txid)
         return None if left is None else (left.value, left.prev, left.txid)
 
@@ -146,8 +181,9 @@ class RowRules:
     def columns(self, key: Key, stored: RowValues) -> dict[str, Any]:
         """Return a row as a SQL table of this declaration would show it, by column."""
         state, (values, prev, txid) = self.spec.state, stored
+        prev = self._prev_there(prev)
         row = dict(zip(state.key_names, key, strict=True))
-        for place, name in enumerate(state.value_names):
+        for place, name in enumerate(state.shown_names):
             row[name] = values[place]
             if self.spec.keeps_prev:
                 row[f"{PREV_PREFIX}{name}"] = None if prev is None else prev[place]
@@ -162,11 +198,15 @@ class RowRules:
         state, (values, prev, txid) = self.spec.state, stored
         return StoredRow(
             dict(zip(state.key_names, key, strict=True)),
-            dict(zip(state.value_names, values, strict=True)),
-            None if prev is None else dict(zip(state.value_names, prev[: len(values)], strict=True)),
+            self._shown(values),
+            None if (before := self._prev_there(prev)) is None else self._shown(before),
             None if txid is None else Txid(txid),
             unfinished,
+            self.is_gone(stored),
         )
+
+    def _shown(self, values: Values) -> dict[str, Any]:
+        return dict(zip(self.spec.state.shown_names, values, strict=False))
 
     def shown(self, key: Key) -> str:
         """Return a key as text for messages: word='spark'."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from txstream.api.schema import parse_schema
 from txstream.core.errors import StateTableError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid
@@ -61,7 +60,8 @@ class StoreReading(StateReading):
             )
         typed = read_key(rules.spec, key)
         row = self._here.get(layout.rows_space(table), typed)
-        return None if row is None else self._as_committed(rules, typed, row)
+        found = None if row is None else self._as_committed(rules, typed, row)
+        return None if found is None or found.removed else found
 
     def top(self, table: str, n: int) -> list[StoredRow]:
         rows = sorted(self._committed(table), key=lambda row: tuple(row.key.values()))
@@ -84,7 +84,8 @@ class StoreReading(StateReading):
     def columns(self, table: str, n: int) -> list[dict[str, Any]]:
         """Return the rows of `top`, but as stored, committed or not, as column -> value in table order."""
         rules = self._rules(table)
-        rows = sorted(self._here.scan(layout.rows_space(table)), key=lambda item: item[0])
+        there = (one for one in self._here.scan(layout.rows_space(table)) if not rules.is_gone(one[1]))
+        rows = sorted(there, key=lambda item: item[0])
         known = [item for item in rows if item[1][0][0] is not None]
         known.sort(key=lambda item: item[1][0][0], reverse=True)
         unknown = [item for item in rows if item[1][0][0] is None]
@@ -112,7 +113,7 @@ class StoreReading(StateReading):
         rules = self._rules(table)
         for key, row in self._here.scan(layout.rows_space(table)):
             found = self._as_committed(rules, key, row)
-            if found is not None:
+            if found is not None and not found.removed:
                 yield found
 
     def _as_committed(self, rules: RowRules, key: Key, row: RowValues) -> StoredRow | None:
@@ -125,6 +126,4 @@ class StoreReading(StateReading):
 
 
 def _stored(owner: Owner) -> StoredTable:
-    spec = declared_spec(owner)
-    key, value = parse_schema(spec.state.key), parse_schema(spec.state.value)
-    return StoredTable(owner.table, key, value, spec.semantics, owner.uuid, spec.state.on_conflict)
+    return StoredTable.of(declared_spec(owner), owner.uuid)

@@ -22,7 +22,7 @@ from txstream.core.errors import (
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch.executor_failures import Failure, describe
 from txstream.engine.batch.record_search import FailingRecord
-from txstream.engine.letters.failing_record import SECONDS, Trials, name_record
+from txstream.plugins.audit.failing_record import SECONDS, Trials, name_record
 from txstream.plugins.files import FileRange
 from txstream.spouts.memory import MemoryRange
 

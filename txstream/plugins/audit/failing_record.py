@@ -15,17 +15,24 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from txstream.api.topology import Topology
 from txstream.core.batch_metas import BatchMetas, alone_in, is_empty, only_record
 from txstream.core.dead_letters import Excluded
 from txstream.core.errors import BoltError, StateValueError, TupleError, TxstreamError
+from txstream.core.transaction import AttemptId, TransactionAttempt
 from txstream.core.wording import counted, in_order
 from txstream.engine.batch.record_search import FailingRecord
+from txstream.engine.batch.sought import Sought
+from txstream.engine.commit.committer import state_committers
 from txstream.engine.letters.isolation import failing_alone
 from txstream.engine.letters.retry_policy import reason_of, reason_without_data
+
+if TYPE_CHECKING:
+    from txstream.engine.start.batch_tier import BatchTier
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +59,31 @@ class Trials:
     seek: Callable[[float], Sequence[FailingRecord]] = lambda _seconds: ()
     give_up: Callable[[], object] = lambda: None
     find: Callable[[float], Sequence[FailingRecord]] = lambda _seconds: ()
+
+
+def explain(tier: BatchTier, error: TxstreamError) -> None:
+    """Add to an error of a batch where its record is. Nothing that this processes can be committed."""
+    loop, topology = tier.running, tier.topology
+    ended_by, processing = loop.failures.ended_by, loop.processing
+    if ended_by is None:
+        return
+    metas, tried = loop.coordinator.metas(ended_by.txid), [ended_by]
+
+    def another() -> TransactionAttempt:
+        # A number of its own each time: the run's own attempts were cancelled when it ended.
+        tried.append(replace(ended_by, attempt=AttemptId(tried[-1].attempt + 1)))
+        return tried[-1]
+
+    in_stores = isinstance(error, StateValueError)
+    later = {bolt.id for bolt in topology.bolts if bolt.runs_in_commit}
+    sought = _sought(topology, error) if later else None
+    trials = Trials(
+        lambda part: processing.rehearse(another(), part, in_stores=in_stores),
+        lambda seconds: processing.find(another(), metas, seconds, sought) if sought else (),
+        lambda: processing.cancel(tried[-1]),
+        lambda seconds: processing.find(another(), metas, seconds),
+    )
+    name_record(error, metas, trials, in_commit=error.component in later)
 
 
 def name_record(
@@ -216,3 +248,14 @@ def _range(name: str, meta: Any) -> str:
     if start is None or end is None:
         return f"in partition {name}"
     return f"at offset {start}{f' to {end - 1}' if end > start + 1 else ''} of partition {name}"
+
+
+def _sought(topology: Topology, error: TxstreamError) -> Sought | None:
+    """Return the tuple at which a bolt of the commit phase failed, or what has the key that it failed at."""
+    given: Sought | None = error.given
+    if given is not None or not isinstance(error, StateValueError) or error.row is None:
+        return given
+    table, key = error.row
+    used = [use.state for use in topology.map_states]
+    used += [committer.state for committer in state_committers(topology).values()]
+    return next((Sought.shown(one.key_names, key) for one in used if one.table == table), None)

@@ -48,7 +48,7 @@ from sqlalchemy.exc import DBAPIError
 from txstream.api.reducers import Reducer
 from txstream.api.state import TXID_COLUMN
 from txstream.core.errors import ServiceUnavailableError, UsageError
-from txstream.state.sql import sqlite_values
+from txstream.plugins.local import sqlite_values
 from txstream.state.sql.dialect import (
     READ_ONLY,
     Carries,
@@ -97,10 +97,10 @@ class RowsUpsert(Upsert):
         before, after = sql.split(f"SELECT {_HERE}")
         self._lists = _Lists(rows.c.keys(), f"SELECT {after}", before=before, with_last=self._has_txid)
 
-    def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> int:
+    def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> tuple[int, bool | None]:
         columns = [sqlite_values.to_driver(deltas.column(name)) for name in self._names]
         last = (txid,) if self._has_txid else ()
-        return sum(cursor.rowcount for cursor in self._lists.execute(connection, columns, last))
+        return sum(cursor.rowcount for cursor in self._lists.execute(connection, columns, last)), None
 
 
 class RowsLookup(Lookup):

@@ -18,9 +18,10 @@ from txstream.zookeeper.znode_values import Progress, StoredCurrent
 
 
 def rebuild(
-    fenced: FencedTree, paths: Paths, codec: MetaCodec[Any], identity: Identity, progress: Progress
+    codec: MetaCodec[Any], identity: Identity, progress: Progress, fenced: FencedTree, paths: Paths
 ) -> None:
-    """Make `identity` and `progress` all that is stored, beside what operators asked. Raises FencedError."""
+    """Make `identity` and `progress` all that is stored, beside what operators asked. Repeated until it is
+    known to be stored. Raises FencedError."""
     wanted = {
         paths.identity: identity.encode(),
         paths.current: StoredCurrent(progress.current, progress.committed_by).encode(),

@@ -14,18 +14,61 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from txstream.core.batch_metas import to_json
 from txstream.core.dead_letters import DeadLetter, LetterKey, LetterSender, SentLetter
 from txstream.core.errors import FencedError
 from txstream.core.transaction import FIRST_TXID, Txid
 from txstream.core.waiting import BACKOFF
+from txstream.engine.start.companions import Leading
 from txstream.state import StateBackend
+from txstream.zookeeper.notes import Note
+from txstream.zookeeper.znode_values import parse_object, take
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
 _HEADER = "__streams.errors."
+
+
+def _decode_sent(data: bytes, path: str) -> tuple[None, tuple[str, Txid]]:
+    document = parse_object(data, path, {"topic", "txid"})
+    return None, (take(document, "topic", str, path), Txid(take(document, "txid", int, path)))
+
+
+LETTERS_SENT = Note(
+    "letters_sent",
+    lambda sent, _: to_json({"topic": sent[0], "txid": sent[1]}).encode(),
+    _decode_sent,
+)
+"""The topic that dead letters are sent to, and the last txid whose letters are all there. Without it, all of
+them are sent once more."""
+
+
+def letter_topic(leading: Leading) -> LetterTopic | None:
+    """Return what sends the dead letters to the topic that the topology names, if any."""
+    topology, store = leading.topology, leading.store
+    topic = None if topology.dead_letters is None else topology.dead_letters.topic
+    identity = None if topic is None else store.read_identity()
+    if topic is None or identity is None:
+        return None
+    context = leading.context
+
+    def read_sent() -> Txid | None:
+        noted = store.notes.get(LETTERS_SENT)
+        return noted[1] if noted is not None and noted[0] == topic else None
+
+    return LetterTopic(
+        topology.id,
+        identity.uuid,
+        leading.databases,
+        partial(topology.spout.source.letter_topic, topic, context, context.connect_timeout_seconds),
+        leading.current,
+        read_sent,
+        lambda txid: store.notes.put(LETTERS_SENT, (topic, txid)),
+    )
 
 
 class LetterTopic:

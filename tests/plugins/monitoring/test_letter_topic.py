@@ -26,7 +26,7 @@ from txstream import (
 from txstream.core.dead_letters import DeadLetter, SentLetter
 from txstream.core.errors import ServiceUnavailableError, TopologyError
 from txstream.core.transaction import Txid
-from txstream.engine.letters.topic import LetterTopic, record_of
+from txstream.plugins.monitoring.letter_topic import LetterTopic, record_of
 from txstream.state import open_database
 
 

@@ -1,0 +1,181 @@
+"""How a topology is, in words: one rule for the page, `status`, the metrics and a run's own output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from support.lists import each
+
+from txstream import (
+    BasicBolt,
+    BatchFailedError,
+    Count,
+    DeadLetters,
+    MemorySpout,
+    OpaqueSpout,
+    OutputCollector,
+    RunProgress,
+    SqlState,
+    SqlStateBolt,
+    TransactionalTopologyBuilder,
+    Tuple,
+)
+from txstream.cli.run_progress import describe
+from txstream.core.batch_metas import BatchMetas
+from txstream.core.errors import BatchTimeoutError, BoltError
+from txstream.core.failing_batch import FailingBatch, Wait
+from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
+from txstream.core.waits import wait_until
+from txstream.engine.letters.retry_policy import TxidFailures
+from txstream.engine.loop.report import BatchTiming
+from txstream.inspect.health import Health, Word, health, lately
+from txstream.testing import InProcessRunner, ManualClock, TopologyTest
+
+NOW = datetime.now(UTC)
+AWAY = Wait("the database", NOW, "", "it does not answer")
+PAUSE = Wait("`txstream resume words`", NOW, "paused by ann", "")
+SEARCH = Wait("what fails in txid 12", NOW - timedelta(seconds=14), "1 of 50,000 records left to try", "")
+
+
+def failing(*, may_pass: bool) -> FailingBatch:
+    attempts = [{"error": "no"}] if may_pass else [{"error": "no", "stays": True}]
+    return FailingBatch(Txid(12), attempt_id(1, 4), NOW, {"no": 2}, {}, attempts)
+
+
+LOOKING = "looking for what fails in txid 12: 1 of 50,000 records left to try, N s so far"
+RETRY, DOOMED = failing(may_pass=True), failing(may_pass=False)
+RETRIED = "2 attempts of txid 12 failed"
+
+
+@each(
+    "waits, batch, left_out, told",
+    [
+        ((), None, 0, "healthy"),
+        ((), None, 3, "leaving out records: 3 records within a minute"),
+        ((SEARCH, AWAY), RETRY, 0, f"leaving out records: {LOOKING}"),
+        ((PAUSE,), None, 3, "paused"),
+        ((), RETRY, 3, f"retrying a batch: {RETRIED}"),
+        ((PAUSE,), RETRY, 0, f"retrying a batch: {RETRIED}"),
+        ((PAUSE, AWAY), RETRY, 0, f"waiting for the database since {NOW.astimezone():%H:%M:%S}"),
+        ((AWAY,), DOOMED, 0, f"failing: {RETRIED}"),
+    ],
+)
+def test_there_is_one_word_for_each_state(
+    waits: tuple[Wait, ...], batch: FailingBatch | None, left_out: int, told: str
+) -> None:
+    found = health(waits, batch, left_out)
+    assert without_seconds(str(found)) == told
+    assert str(found.word) in told
+
+
+def without_seconds(text: str) -> str:
+    return re.sub(r"\d+ s so far", "N s so far", text)
+
+
+def test_what_was_left_out_an_hour_ago_is_over() -> None:
+    hour = NOW - timedelta(hours=1)
+    assert lately([(None, 5), (hour, 7), (datetime.now(UTC), 2)]) == 2
+
+
+def of(error: BaseException, times: int, *, hides_data: bool) -> bool:
+    """Whether the next attempt may pass, after so many failures."""
+    failures = TxidFailures(hides_data)
+    for _ in range(times):
+        failures.add(error, TransactionAttempt(Txid(1), attempt_id(1, 1)))
+    noted = failures.for_note(lambda meta: meta)
+    return FailingBatch(Txid(1), attempt_id(1, 1), NOW, {}, *noted).may_pass
+
+
+def test_a_batch_is_failing_only_if_its_next_attempt_may_not_help() -> None:
+    bug, asked, slow = BoltError("no"), BatchFailedError("later"), BatchTimeoutError("not within 30 s")
+    found = {
+        (name, times, hides): of(error, times, hides_data=hides)
+        for name, error in (("bug", bug), ("asked", asked), ("slow", slow))
+        for times in (1, 2, 3)
+        for hides in (False, True)
+    }
+    # With dead letters, the attempt after the first (after the second timeout) looks for records.
+    assert {key for key, may_pass in found.items() if not may_pass} == {
+        *(("bug", times, False) for times in (1, 2, 3)),
+        *(("bug", times, True) for times in (2, 3)),
+        *(("slow", times, False) for times in (2, 3)),
+        ("slow", 3, True),
+    }
+
+
+class Slow(BasicBolt):
+    """Fails at one word, and takes in each trial with it until somebody was told what is looked for."""
+
+    output = "word string"
+    test: ClassVar[TopologyTest]
+    clock: ClassVar[ManualClock]
+    told: ClassVar[list[str]]
+    left: ClassVar[int]
+    tuples = 0
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        word = tup["word"]
+        self.tuples += 1  # so nobody knows what a bad tuple has changed, and an attempt has to search
+        if word == "bad":
+            if self.left:
+                wait_until(self._is_told, 30.0)
+            raise ValueError("no word")
+        collector.emit((word,))
+
+    def _is_told(self) -> bool:
+        self.clock.advance(1.0)
+        self.told.append(self.test.waiting_for or "")
+        return f"({self.left} of 81 records left to try)" in self.told[-1]
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TopologyTest]:
+    words = [f"w{number}" for number in range(40)]
+    Slow.clock, Slow.told, Slow.left = ManualClock(), [], 0
+    find = InProcessRunner.find
+
+    def noted(runner: Any, attempt: Any, parts: Sequence[BatchMetas[Any]], **options: Any) -> Any:
+        Slow.left = sum(meta.records for one in parts for meta in one.partitions.values())
+        return find(runner, attempt, parts, **options)
+
+    monkeypatch.setattr(InProcessRunner, "find", noted)
+    with MemorySpout("word string", {"p": [*words, "bad", *words]}) as source:
+        builder = TransactionalTopologyBuilder(
+            "words",
+            "words",
+            OpaqueSpout(source),
+            dead_letters=DeadLetters(max_share=1.0),
+            message_timeout_seconds=1e6,
+        )
+        builder.set_bolt("slow", Slow()).shuffle_grouping("words")
+        state = SqlState("counts", key="word string", value="n bigint")
+        builder.set_committer_bolt("store", SqlStateBolt(state, n=Count())).fields_grouping("slow", "word")
+        with TopologyTest(builder, database=f"sqlite:///{tmp_path / 's.db'}", clock=Slow.clock) as test:
+            Slow.test = test
+            yield test
+
+
+def test_a_search_says_what_it_looks_for_and_what_is_left_to_try(slow: TopologyTest) -> None:
+    slow.run()
+    assert slow.table("counts") == {f"w{number}": 2 for number in range(40)}
+    assert {one.partition(" since ")[0] for one in Slow.told if one} == {"what fails in txid 1"}
+    assert Slow.left == 1, "the workers look through all of the batch, and then through what they have found"
+    assert slow.waiting_for is None
+
+
+def test_the_line_of_a_run_has_the_same_words() -> None:
+    line = RunProgress("words", 11, {Txid(12): "processing"}, 11, 4000, 2, 9.0, None, None)
+    assert describe(line) == "txid 11 committed, 1 open, 4,000 records, 2 failed attempts"
+    looking = describe(replace(line, waits=(SEARCH,), waiting_for="it"))
+    assert without_seconds(looking).endswith(f", leaving out records: {LOOKING}")
+    assert describe(replace(line, failing=RETRY)).endswith(f", retrying a batch: {RETRIED}")
+    last = BatchTiming(Txid(11), committed_at=datetime.now(UTC).timestamp(), dead_letters=3)
+    assert describe(replace(line, last=last)).endswith(", leaving out records: 3 records within a minute")
+    assert describe(replace(line, last=replace(last, committed_at=1.0))) == describe(line)
+    assert str(Health(Word.PAUSED)) == "paused"

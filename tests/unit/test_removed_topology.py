@@ -1,0 +1,162 @@
+"""Rows that go, from a topology on: what marks a removal, what the fold keeps of a key, what is refused, and
+what the commands say."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txstream import inspect
+from txstream.api.builder import TransactionalTopologyBuilder
+from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
+from txstream.api.state import SqlTable
+from txstream.api.topology import Topology
+from txstream.bolts.append import SqlAppendBolt
+from txstream.core.batch_metas import MetaCodec
+from txstream.core.errors import StateValueError, TopologyError
+from txstream.plugins.audit.fsck_run import fsck_in
+from txstream.plugins.proof.zookeeper_tree import MemoryProgress
+from txstream.settings import Settings
+from txstream.spouts.memory import MemorySpout
+from txstream.state import StateDatabase
+from txstream.testing import TopologyTest
+
+FIELDS = (
+    "id string, name string, at bigint, op string, gone boolean, code int, value binary, "
+    "topic string, partition int, offset bigint"
+)
+SPOUTS = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout, NonTransactionalSpout])
+
+
+def users(**options: Any) -> SqlTable:
+    given = {"removed_by": "op = 'd'", "key": "id string", **options}
+    return SqlTable("users", "name string, at bigint", on_conflict="replace", **given)
+
+
+def records(*changes: tuple[str, str | None, int], partition: int = 0) -> list[tuple[Any, ...]]:
+    """Return records of (id, name, at); without a name they remove the row."""
+    return [
+        (key, name, at, "d" if name is None else "u", name is None, -1 if name is None else 1,
+         None if name is None else b"", "users", partition, offset)
+        for offset, (key, name, at) in enumerate(changes)
+    ]  # fmt: skip
+
+
+def topology(source: MemorySpout, table: SqlTable, spout: Any = OpaqueSpout, most: int = 100) -> Topology:
+    builder = TransactionalTopologyBuilder("mirror", "users", spout(source, max_batch_records=most))
+    builder.set_bolt("store", SqlAppendBolt(table), parallelism=2).local_or_shuffle_grouping("users")
+    return builder.build()
+
+
+def run(
+    given: dict[str, list[tuple[Any, ...]]], table: SqlTable, spout: Any = OpaqueSpout, **options: Any
+) -> Any:
+    with (
+        MemorySpout(FIELDS, given) as source,
+        TopologyTest(topology(source, table, spout, **options)) as test,
+    ):
+        test.run()
+        return {key: values[0] for key, values in test.table("users").items()}
+
+
+CHANGES = [
+    ("a", "ann", 1), ("b", "bob", 2), ("a", None, 3), ("a", "Ann", 4), ("b", None, 5), ("c", None, 6),
+    ("a", None, 7), ("b", "Bob", 8), ("d", "dan", 9), ("d", None, 10), ("e", "eve", 11),
+]  # fmt: skip
+
+
+@SPOUTS
+@pytest.mark.parametrize("most", [1, 2, 3, 20])
+def test_a_row_goes_and_comes_again_however_batches_are_cut(spout: Any, most: int) -> None:
+    assert run({"p0": records(*CHANGES)}, users(), spout, most=most) == {"b": "Bob", "e": "eve"}
+
+
+@pytest.mark.parametrize("said", ["op = 'd'", "gone", "code = -1", "value is null", " value  IS NULL "])
+def test_what_marks_a_removal(said: str) -> None:
+    assert run({"p0": records(*CHANGES)}, users(removed_by=said), most=2) == {"b": "Bob", "e": "eve"}
+
+
+@SPOUTS
+def test_the_greatest_of_a_sequence_wins_however_records_come(spout: Any) -> None:
+    found = []
+    for seed in range(6):
+        chance = random.Random(seed)
+        mixed = chance.sample(CHANGES, len(CHANGES))
+        given = {f"p{at}": records(*mixed[at::2], partition=at) for at in range(2)}
+        found.append(run(given, users(sequence_by="at"), spout, most=chance.choice([1, 2, 3, 20])))
+    assert found == [{"b": "Bob", "e": "eve"}] * 6
+
+
+def test_a_sequence_without_removals() -> None:
+    given = {"p0": records(("a", "new", 5), ("b", "b", 1)), "p1": records(("a", "old", 4), partition=1)}
+    for most in (1, 20):
+        assert run(given, users(removed_by=None, sequence_by="at"), most=most) == {"a": "new", "b": "b"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"removed_by": "op = 'd' or op = 't'"}, "it must be like"),
+        ({"removed_by": 7}, "it must be like"),
+        ({"removed_by": "deleted"}, "'deleted', which its input does not have"),
+        ({"removed_by": "op"}, "field 'op', whose type is string"),
+        ({"removed_by": "op = 3"}, "field 'op', whose type is string"),
+        ({"removed_by": "at = 'd'"}, "field 'at', whose type is bigint"),
+    ],
+)
+def test_a_condition_that_cannot_be(options: dict[str, Any], expected: str) -> None:
+    with MemorySpout(FIELDS, {}) as source, pytest.raises(TopologyError, match=expected):
+        topology(source, users(**options))
+
+
+@pytest.mark.parametrize("place", [0, 2], ids=["key", "sequence"])
+def test_a_null_is_refused_with_its_offset(place: int) -> None:
+    wrong: list[Any] = ["a", None, 3]
+    wrong[place] = None
+    given = {"p0": records(("a", "ann", 1), tuple(wrong))}  # type: ignore[arg-type]
+    with pytest.raises(StateValueError, match=r"got a null, in .*offset=1"):
+        run(given, users(sequence_by="at"))
+
+
+def test_what_the_commands_say(tmp_path: Path) -> None:
+    settings = Settings(database=f"sqlite:///{tmp_path / 'state.db'}")
+    given = {"p0": records(*CHANGES[:6])}
+    with MemorySpout(FIELDS, given) as source:
+        made = topology(source, users(), most=2)
+        with TopologyTest(made, database=settings.database) as test:
+            test.run()
+            test.crash()
+
+            def store(codec: Any = None) -> MemoryProgress:
+                kept = codec or MetaCodec(made.spout.source.meta_type)
+                return MemoryProgress(test._control._world.tree, made.id, kept)
+
+            with contextlib.closing(StateDatabase(str(settings.database))) as database:
+                assert fsck_in(made.id, store, [database], Settings(), topology=made).findings == ()
+        found = inspect.diff("mirror", "users", 3, settings)
+        assert [(dict(row.key), row.before, row.after) for row in found.removed] == [
+            ({"id": "b"}, {"name": "bob", "at": 2}, None)
+        ]
+        assert (found.created, found.changed, found.unchanged, found.carrying_count) == ((), (), 1, 2)
+        assert inspect.get("mirror", "users", ["b"], settings).rows == ()
+        (row,) = inspect.top("mirror", "users", settings=settings).rows
+        assert (row.key, row.value, row.prev) == (
+            {"id": "a"},
+            {"name": "Ann", "at": 4},
+            {"name": "ann", "at": 1},
+        )
+        (described,) = inspect.states("mirror", settings)
+        assert (described.value, described.rows) == ("name string, at bigint", 1)
+        replayed = inspect.replay(made, 1, settings, last=3)
+        assert [table.same for batch in replayed.batches for table in batch.tables] == [True] * 3
+        why = inspect.why(made, "users", ["a"], settings)
+        assert why.is_complete
+        assert [part.offset for part in why.parts] == [3, 2]  # of one batch
+        assert inspect.why(made, "users", ["b"], settings).value is None
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
+        assert database.execute("SELECT id, name FROM users").fetchall() == [("a", "Ann")]
