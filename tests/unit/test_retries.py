@@ -422,7 +422,7 @@ def test_the_command_asks(make: Any, monkeypatch: pytest.MonkeyPatch, capsys: An
     words = ["dead-letters", "retry", "words", "--component", "parse", "--zookeeper", "127.0.0.1:1"]
     assert main(words) == 1
     assert "nothing runs topology 'words' now" in capsys.readouterr().err
-    assert main([*words, "--later"]) == 0
+    assert main([*words, "--later", "--state-database", "sqlite:///other.db"]) == 0
     assert capsys.readouterr().out == "words: is to retry its dead letters\n"
     (asked,) = store.read_requests().waiting
     assert (asked.kind, asked.body) == ("retry", {"components": ["parse"]})
