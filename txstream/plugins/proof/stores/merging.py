@@ -200,9 +200,7 @@ class RowRules:
         return StoredRow(
             dict(zip(state.key_names, key, strict=True)),
             self._shown(values),
-            None
-            if not knows_before or (before := self._prev_there(prev)) is None
-            else self._shown(before),
+            None if not knows_before or (before := self._prev_there(prev)) is None else self._shown(before),
             None if txid is None else Txid(txid),
             unfinished,
             self.is_gone(stored),
