@@ -13,6 +13,7 @@ from txstream.core.dead_letters import LetterKey
 from txstream.core.errors import TxstreamError, UsageError
 from txstream.core.transaction import Txid
 from txstream.inspect.databases import Where, topology_databases
+from txstream.inspect.health import LeftOut
 from txstream.inspect.records import MissingDatabase
 
 if TYPE_CHECKING:
@@ -133,6 +134,16 @@ def left_out(topology_id: str, databases: Iterable[StateBackend]) -> Counter[Txi
     for (txid, _), number in _counts(topology_id, databases):
         found[txid] += number
     return found
+
+
+def newest_left_out(topology_id: str, databases: Sequence[StateBackend]) -> LeftOut | None:
+    """Return the newest batch that left out records; None if there is none, or it has been pruned."""
+    counts = left_out(topology_id, databases)
+    newest = max(counts, default=None)
+    if newest is None:
+        return None
+    rows = [row for one in databases if (row := one.batch(topology_id, newest)) is not None]
+    return LeftOut(newest, counts[newest], rows[0].committed_at) if rows else None
 
 
 def number_dead(topology_id: str, databases: Iterable[StateBackend]) -> int:

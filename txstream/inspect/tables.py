@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from txstream.api.schema import format_schema
@@ -105,8 +106,10 @@ def diff(
                 reading.count_written_by(other.name, txid) for other in reading.tables() if other.has_txid
             )
             overwritten = max(0, record.keys - still)
-        tells = stored.tells_before
-        changes = [RowChange(row.key, row.prev, None if row.removed else row.value) for row in rows if tells]
+        tells = [stored.tells_before and row.knows_before for row in rows]
+        changes = [
+            RowChange(row.key, row.prev, None if row.removed else row.value) for row in compress(rows, tells)
+        ]
         return TableDiff(
             database=place.display_url,
             table=table,
@@ -116,7 +119,9 @@ def diff(
             created=tuple(c for c in changes if c.before is None and c.after is not None),
             changed=tuple(c for c in changes if c.before not in (None, c.after) and c.after is not None),
             unchanged=sum(change.before == change.after for change in changes),
-            carrying=tuple(_row(row) for row in rows if not (tells or row.removed)),
+            carrying=tuple(
+                _row(row) for row, told in zip(rows, tells, strict=True) if not (told or row.removed)
+            ),
             carrying_count=count,
             overwritten=overwritten,
             notes=tuple(
