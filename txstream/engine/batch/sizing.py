@@ -135,7 +135,7 @@ def work_order(
         assignments,
         dict(slots),
         excluded=metas.excluded_offsets(),
-        records=metas.records,
+        letters=metas.letters,
         horizons=metas.horizons,
         ahead=metas.ahead if readers == 1 else {},
         known=known or {},
