@@ -17,7 +17,7 @@ version = release
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "docs_site"]
 root_doc = "index"
-exclude_patterns = ["_build", "README.md"]  # the index holds what README.md says
+exclude_patterns = ["_build", "README.md"]  # it is the index
 nitpicky = False
 
 myst_enable_extensions = ["colon_fence"]

@@ -1,8 +1,8 @@
 """What the documentation site has beyond its guides: a Sphinx extension, used by docs/conf.py.
 
-The guides are written for a plain git host, too. So the site makes its index from README.md and
-docs/README.md, shows the files of the repository that guides link to as pages of its own, and fills the pages
-of docs/reference/ from the code: a line `<!-- generated: NAME -->` there becomes what
+The guides are written for a plain git host, too. So the site begins with docs/README.md, has README.md as a
+page beside the guides, shows the files of the repository that guides link to as pages of its own, and fills
+the pages of docs/reference/ from the code: a line `<!-- generated: NAME -->` there becomes what
 `docs_reference.GENERATED[NAME]` returns.
 """
 
@@ -29,7 +29,8 @@ from tracked_wheel import ROOT, tracked_files
 DOCS: Final = ROOT / "docs"
 SOURCE: Final = "source"  # where the site shows files of the repository
 SCHEME: Final = "repository:"
-INDEXES: Final = ("README.md", "docs/README.md")
+READMES: Final = {"README.md": "overview", "docs/README.md": "index"}
+"""The page of the site that each is."""
 
 _GROUP = re.compile(r"^\*\*(.+)\*\*$")
 _GUIDE = re.compile(r"^- \[([\w./-]+)\.md\]\(")
@@ -49,15 +50,15 @@ def groups(readme: str) -> dict[str, list[str]]:
     return found
 
 
-def index(readme: str, guides: str) -> str:
-    """Return the site's index: the README, then the guides, with a table of contents for each
-    group of them."""
+def index(guides: str) -> str:
+    """Return the site's first page: what somebody wants to do, then the guides, with a table of contents for
+    each group of them."""
     tables = [
         "\n".join(["```{toctree}", ":hidden:", f":caption: {group}", "", *names, "```"])
         for group, names in groups(guides).items()
     ]
-    listed = guides[guides.index("**") :]
-    return "\n\n".join([relink(readme, ""), "## Guides", relink(listed, "docs"), *tables]) + "\n"
+    first = "```{toctree}\n:hidden:\n\noverview\n```"
+    return "\n\n".join([relink(guides.replace("# Guides", "# txstream", 1), "docs"), first, *tables]) + "\n"
 
 
 def relink(text: str, folder: str) -> str:
@@ -66,8 +67,8 @@ def relink(text: str, folder: str) -> str:
 
     def moved(link: re.Match[str]) -> str:
         path, anchor = posixpath.normpath(posixpath.join(folder, link[1])), link[2] or ""
-        if path in INDEXES:
-            return f"](/index.myst{anchor})"
+        if path in READMES:
+            return f"](/{READMES[path]}.myst{anchor})"
         if path.startswith("docs/"):
             return f"](/{path.removeprefix('docs/')}{anchor})"
         return f"]({SCHEME}{path})"
@@ -91,8 +92,9 @@ def _from_docs(path: str) -> str:
 
 def _read(app: Sphinx, page: str, source: list[str]) -> None:
     if page == "index":
-        texts = [(ROOT / name).read_text(encoding="utf-8") for name in INDEXES]
-        source[0] = index(*texts)
+        source[0] = index((DOCS / "README.md").read_text(encoding="utf-8"))
+    elif page == "overview":
+        source[0] = relink((ROOT / "README.md").read_text(encoding="utf-8"), "")
     else:
         text = _MARK.sub(lambda mark: GENERATED[mark[1]](), source[0])
         source[0] = relink(text, posixpath.join("docs", posixpath.dirname(page)))

@@ -51,7 +51,7 @@ def test_a_known_id_with_another_schema_ends_the_run(
     (launcher.directory / "restored.py").write_text(MODULE)
     runs = launcher.without_spark
     given = "-p", f"topic={unique}", "-p", f"semantics={semantics}"
-    variables = {"TXSTREAM_SCHEMA_REGISTRY": own_registry.url}
+    variables: Any = {"TXSTREAM_SCHEMA_REGISTRY": own_registry.url}
 
     def run() -> Outcome:
         until = "--until", "caught-up", "--session-timeout", "1"

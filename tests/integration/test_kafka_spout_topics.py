@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import (
     ACL,
     ACLFilter,
@@ -104,6 +105,27 @@ def test_a_pattern_reads_what_matches_and_finds_new_topics(
     last = after(last, coordinator.plan(last, MANY))
     assert coordinator.reached(last, targets)
     assert coordinator.lag_records({}, open_plan(topic_pattern=f"{unique}-.*").targets()) == 18
+
+
+def test_a_group_gets_the_places_of_a_pattern_that_has_no_topic_at_first(
+    topics: Topics, unique: str, open_plan: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = open_plan(topic_pattern=f"{unique}-.*", publish_group=unique)
+    coordinator.committed({})  # the first batch holds nothing
+    topic = topics.create(f"{unique}-eu")
+    fill(topics, topic, 3)
+    wait_until(lambda: f"{topic}/0" in coordinator.plan({}, MANY), "the topic is found")
+    coordinator.committed(after({}, coordinator.plan({}, MANY)))
+    admin = KafkaAdminClient(bootstrap_servers=topics.address)
+    place = TopicPartition(topic, 0)
+
+    def stored() -> Any:
+        found = admin.list_group_offsets([unique])[unique].get(place)
+        return found is not None and found.offset == 3
+
+    with closing(admin):
+        wait_until(stored, "the group has the place")
+    assert not [one for one in caplog.records if one.name.endswith("publish_group")]
 
 
 def test_a_pattern_leaves_out_what_the_topology_writes_to_and_says_so_once(

@@ -358,7 +358,8 @@ def test_schemas_that_import_others(registry: FakeRegistry) -> None:
         ({"decode": Decode(schema_registry="http://a")}, TopologyError, "schema_registry goes with formats"),
         ({"decode": Decode("avro", READER, wire_format="plain", schema_registry="http://a")},
          TopologyError, "leave schema_registry out"),
-        ({"decode": Decode(wire_format="thrift")}, TopologyError, "wire_format is 'thrift'"),
+        ({"decode": Decode(wire_format="thrift")},  # type: ignore[arg-type]
+         TopologyError, "wire_format is 'thrift'"),
     ],
 )  # fmt: skip
 def test_arguments_that_cannot_be_meant(options: Any, error: type[Exception], words: str) -> None:

@@ -102,6 +102,20 @@ def test_usage_errors_are_one_line_and_status_2(
     assert list(tmp_path.iterdir()) == [], "nothing was written"
 
 
+def test_help_shows_a_commands_own_options_and_names_the_others_in_one_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["state", "top", "--help"]) == 0
+    short = " ".join(capsys.readouterr().out.split())
+    assert "--rows" in short
+    assert "--kafka SERVERS" not in short
+    assert "As most commands, it takes --debug, --quiet, --verbose, --json, --data-dir, --zookeeper," in short
+    assert "`txstream state top --help -v` shows them." in short
+    for typed in (["-v", "state", "top", "--help"], ["state", "top", "--help", "-v"]):
+        assert main(typed) == 0
+        assert "--kafka SERVERS" in capsys.readouterr().out
+
+
 @each("arguments", [["--help"], ["run", "-h"], ["state", "top", "--help"]])
 def test_help_is_status_0(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0

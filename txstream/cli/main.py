@@ -19,6 +19,7 @@ import typer
 
 from txstream.cli import administration, dead_letters, describe, inspection, operate, run
 from txstream.cli.context import print_error
+from txstream.cli.options import ALL_OPTIONS
 from txstream.cli.secret_flags import off_the_command_line
 from txstream.core.entry_points import COMMANDS, load, names
 from txstream.core.errors import TxstreamError
@@ -95,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_error(f"txstream: the argument {argument!a} is not valid {sys.getfilesystemencoding()}")
             return _USAGE_STATUS
     try:
-        status = parser().main(given, prog_name="txstream", standalone_mode=False)
+        shown = {ALL_OPTIONS: verbose}  # with --help
+        status = parser().main(given, prog_name="txstream", standalone_mode=False, obj=shown)
         if status == _INTERRUPTED_STATUS:  # how the parser reports a KeyboardInterrupt
             print_error("txstream: interrupted")
         return status if isinstance(status, int) else 0

@@ -7,11 +7,13 @@ returns its exit status, None for 0.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from txstream.cli.context import Cli
 from txstream.cli.logs import set_up_logs
@@ -145,6 +147,35 @@ _JSON: dict[str, Any] = {
 }
 
 Command = Callable[..., int | None]
+_LOGIN = re.compile("--zookeeper-.*")
+ALL_OPTIONS = "all options"
+"""Asked for in the context's object, as `--help --verbose` does."""
+
+
+class _Command(TyperCommand):
+    """Its help shows the command's own options, and in one line those that most commands have."""
+
+    shared: Collection[str] = ()
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        shared = [one for one in self.params if isinstance(one, TyperOption) and one.name in self.shared]
+        if (isinstance(ctx.obj, dict) and ctx.obj.get(ALL_OPTIONS)) or not shared:
+            super().format_options(ctx, formatter)
+            return
+        for one in shared:
+            one.hidden = True
+        try:
+            super().format_options(ctx, formatter)
+        finally:
+            for one in shared:
+                one.hidden = False
+        flags = ", ".join(
+            dict.fromkeys(_LOGIN.sub("--zookeeper-*", max(one.opts, key=len)) for one in shared)
+        )
+        formatter.write_paragraph()
+        formatter.write_text(
+            f"As most commands, it takes {flags}; `{ctx.command_path} --help -v` shows them."
+        )
 
 
 def command(
@@ -181,7 +212,7 @@ def command(
         run.__signature__ = _signature(function, shared)  # type: ignore[attr-defined]
         run.__annotations__ = {}
         run.__name__, run.__doc__ = function.__name__, function.__doc__
-        app.command(name)(run)
+        app.command(name, cls=type("_Command", (_Command,), {"shared": frozenset(shared)}))(run)
         return function
 
     return register

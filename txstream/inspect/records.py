@@ -151,7 +151,8 @@ class TableDiff:
 
     Opaque: `created`, `changed` and `removed` are rows with their values before and after, removed ones of
     the last batch only; `unchanged` counts the rows that carry the txid with the value that they had before.
-    Transactional: `carrying` are the rows that carry the txid; their earlier values are not kept.
+    `carrying` are the rows that carry the txid and whose earlier values are not known: those of transactional
+    tables, and of a table of rows that may be replaced those that an undone batch had replaced.
     `carrying_count` counts all rows that carry the txid, including those beyond a limit. `overwritten` counts
     the rows that it wrote and later batches have changed since, in all tables of this database together; None
     if unknown.

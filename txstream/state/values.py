@@ -140,7 +140,9 @@ def _text_bytes(piece: pa.Array) -> bytes:
 
 def _first_year(column: pa.Array | pa.ChunkedArray) -> tuple[int, str] | None:
     """Databases and drivers disagree about years outside 1 to 9999."""
-    years = pc.year(column)
+    # Without its zone, for which Arrow would ask the time zone database, also for UTC.
+    is_date = pa.types.is_date(column.type)
+    years = pc.year(column if is_date else column.cast(pa.timestamp(column.type.unit)))
     found = pc.min_max(years)
     if found["min"].as_py() is None or (found["min"].as_py() >= 1 and found["max"].as_py() <= 9999):
         return None

@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 import threading
+import zoneinfo
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,6 +145,15 @@ def test_the_probe_of_an_executor() -> None:
     assert found["missing"] == ["no_such_module"]
     assert set(found["versions"]) == {"numpy"}
     assert found["unreachable"] == [("it", "127.0.0.1", closed, "Connection refused")]
+
+
+def test_an_executor_without_a_time_zone_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(key: str) -> None:
+        raise zoneinfo.ZoneInfoNotFoundError(key)
+
+    monkeypatch.setattr(zoneinfo, "ZoneInfo", missing)
+    [found] = probe({}, [], 5.0, [])
+    assert found["missing"] == ["tzdata"]
 
 
 def test_everything_away(

@@ -8,15 +8,20 @@ import os
 import subprocess
 import sys
 import tomllib
+import zipfile
+from importlib.metadata import Distribution, PathDistribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.guide import DOCS
+from support.lists import each
 
-from tracked_wheel import ROOT
+from tracked_wheel import ROOT, build_wheel
 from txstream.cli.factory import load_topology
 from txstream.cli.main import main
 from txstream.plugins.local.project.new_project import make_project
+from txstream.plugins.local.project.what_to_install import Installs, what_to_install
 from txstream.settings import Settings
 
 
@@ -102,6 +107,64 @@ def test_its_code_passes_this_projects_own_lint(here: Path) -> None:
             [*ruff, *command], cwd=here / "counts", capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout
+
+
+def installed(folder: Path, origin: dict[str, Any] | None) -> Distribution:
+    """Install the wheel of this checkout, as pip does from a folder, without its dependencies."""
+    with zipfile.ZipFile(build_wheel(folder)) as wheel:
+        wheel.extractall(folder / "site")
+    (about,) = (folder / "site").glob("txstream-*.dist-info")
+    if origin is not None:
+        (about / "direct_url.json").write_text(json.dumps(origin))
+    record = about / "RECORD"
+    more = "../../../bin/txstream,,\ntxstream/__pycache__/x.pyc,,\ntxstream-0.dist-info/direct_url.json,,\n"
+    record.write_text(record.read_text() + more)
+    return PathDistribution(about)
+
+
+@pytest.mark.soak
+def test_what_was_installed_from_a_folder_goes_along_as_the_very_same_wheel(tmp_path: Path) -> None:
+    found = installed(tmp_path, {"url": "file:///somewhere/txstream", "dir_info": {}})
+    installs = what_to_install(found)
+    made = make_project(tmp_path, "counts", installs)
+    name = f"wheels/txstream-{found.version}-py3-none-any.whl"
+    assert name in made
+    requirements = (tmp_path / "counts" / "requirements.txt").read_text().splitlines()
+    assert requirements == [f"./{name}", "pytest"]
+    (original,) = (tmp_path / "dist").glob("*.whl")
+    with zipfile.ZipFile(original) as one, zipfile.ZipFile(tmp_path / "counts" / name) as other:
+        assert other.testzip() is None
+        assert sorted(one.namelist()) == sorted(other.namelist())
+        for file in one.namelist():
+            same = set(one.read(file).splitlines()) == set(other.read(file).splitlines())
+            assert same, file
+    target = ["--target", str(tmp_path / "again"), "--no-deps", "--no-index", "--quiet"]
+    pip = [sys.executable, "-m", "pip", "install", *target, "-r", "requirements.txt"]
+    (tmp_path / "counts" / "requirements.txt").write_text(f"./{name}\n")
+    subprocess.run(pip, cwd=tmp_path / "counts", check=True)
+    assert (tmp_path / "again" / "txstream" / "examples" / "word_count.py").is_file()
+
+
+@each(
+    ("origin", "requirement"),
+    [
+        (None, "txstream==0.1.0"),
+        (
+            {"url": "https://example.org/t.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "txstream @ git+https://example.org/t.git@abc",
+        ),
+        ({"url": "https://example.org/t.whl", "archive_info": {}}, "txstream @ https://example.org/t.whl"),
+        ({"url": "file:///src/t", "dir_info": {"editable": True}}, "-e file:///src/t"),
+    ],
+)
+def test_what_an_index_or_a_repository_has_is_named(
+    origin: dict[str, Any] | None, requirement: str, tmp_path: Path
+) -> None:
+    (tmp_path / "METADATA").write_text("Name: txstream\nVersion: 0.1.0\n")
+    (tmp_path / "direct_url.json").unlink(missing_ok=True)
+    if origin is not None:
+        (tmp_path / "direct_url.json").write_text(json.dumps(origin))
+    assert what_to_install(PathDistribution(tmp_path)) == Installs(requirement)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,16 @@ fails returns a description instead, and the driver raises the error again from 
 from __future__ import annotations
 
 import os
+import socket
 import traceback
+import zoneinfo
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import pyarrow as pa
 
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.core import errors
@@ -100,6 +104,9 @@ def describe(
         name, message = _known_name(error), str(error)
     else:
         name, message = "BoltError", f"{type(error).__name__}: {error}{place}"
+        if lacks_time_zones(error):
+            name = "UsageError"
+            message += f"; no time zone database on host {socket.gethostname()}: install tzdata there"
         if isinstance(error, ModuleNotFoundError):
             # A replay would not find the module either.
             name = "UsageError"
@@ -124,6 +131,17 @@ def describe(
         all_late = spout is not None and error.only_late_from == spout
         return replace(found, late=error.places, all_late=all_late)
     return found
+
+
+def lacks_time_zones(error: BaseException) -> bool:
+    """Whether Arrow has raised because this host has no time zone database. No record is to blame."""
+    if not isinstance(error, pa.ArrowInvalid):
+        return False
+    try:
+        zoneinfo.ZoneInfo("UTC")
+    except zoneinfo.ZoneInfoNotFoundError:
+        return "zone" in str(error)
+    return False
 
 
 def _record_of(tup: Any, spout: str | None) -> str | None:

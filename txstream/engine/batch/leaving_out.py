@@ -40,7 +40,7 @@ from txstream.core.errors import DecodeError, LateRecordError, ShortBatchError, 
 from txstream.core.wording import counted
 from txstream.engine.batch.collector import HIDDEN, visible
 from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan
-from txstream.engine.batch.executor_failures import OF_A_RECORD, Failure, describe
+from txstream.engine.batch.executor_failures import OF_A_RECORD, Failure, describe, lacks_time_zones
 from txstream.engine.batch.layout import Stage
 from txstream.engine.batch.messages import LeftOut, WorkOrder
 
@@ -252,7 +252,7 @@ def may_be_a_record(error: BaseException) -> bool:
     """Whether a record can be to blame, and no service: what a network or a disk raises may go away."""
     cause: BaseException | None = error
     while cause is not None:
-        if not isinstance(cause, Exception) or isinstance(cause, _NO_RECORD):
+        if not isinstance(cause, Exception) or isinstance(cause, _NO_RECORD) or lacks_time_zones(cause):
             return False
         cause = cause.__cause__ or cause.__context__
     is_ours = isinstance(error, TxstreamError)

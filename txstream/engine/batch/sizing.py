@@ -134,7 +134,7 @@ def work_order(
         assignments,
         dict(slots),
         excluded=metas.excluded_offsets(),
-        records=metas.records,
+        letters=metas.letters,
         horizons=metas.horizons,
         ahead=metas.ahead if readers == 1 else {},
         # What a DataFrame bolt reads is kept, and computed again where it is lost, behind the answers.

@@ -12,6 +12,7 @@ import platform
 import socket
 import sys
 import time
+import zoneinfo
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -44,6 +45,10 @@ def probe(
             socket.create_connection((host, port), seconds).close()
         except (OSError, UnicodeError) as error:
             unreachable.append((what, host, port, getattr(error, "strerror", None) or str(error)))
+    try:
+        zoneinfo.ZoneInfo("UTC")  # which Arrow asks for, for each timestamp
+    except zoneinfo.ZoneInfoNotFoundError:
+        missing.append("tzdata")
     yield {
         "host": socket.gethostname(),
         "folder": os.getcwd(),  # noqa: PTH109 - an executor's own; pathlib would be one more import

@@ -146,7 +146,7 @@ class SparkCheck:
         return Check(name, True, f"Python {one['python']} with {', '.join(self._modules)}{differ}")
 
     def _as_pip_takes_it(self, module: str) -> str:
-        distribution = self._modules[module]
+        distribution = self._modules.get(module)
         version = _version(distribution)
         return f"'{distribution}=={version}'" if version is not None else module
 

@@ -143,10 +143,10 @@ class RegisteredReader(_FittingReader):
             except UnresolvableError as error:
                 refused[rows[error.row]] = f"{self._name_of(header)}: {error}"
         has_read = any(not isinstance(one, UnresolvableError) for one in self._decoders.values())
-        for error, rows in unknown.items():
-            if not has_read or len(rows) > _FEW:
-                raise error
-            unfit.update((row, f"{error}; or it only looks as if it began with an id") for row in rows)
+        for missing, some_rows in unknown.items():
+            if not has_read or len(some_rows) > _FEW:
+                raise missing
+            unfit.update((row, f"{missing}; or it only looks as if it began with an id") for row in some_rows)
         if refused:
             refuse_first({**unfit, **refused})
         return _in_order(found, len(values)) if found else pa.nulls(len(values), self._format.type), unfit

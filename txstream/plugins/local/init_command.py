@@ -23,13 +23,20 @@ def init(
 ) -> None:
     """Make a project folder with a topology and its test."""
     from txstream.plugins.local.project.new_project import make_project
+    from txstream.plugins.local.project.what_to_install import what_to_install
 
-    made = make_project(Path.cwd(), name)
+    installs = what_to_install()
+    made = make_project(Path.cwd(), name, installs)
     if cli.as_json:
         cli.print_json({"folder": str(Path(name).absolute()), "files": made})
         return
     for file in made:
         cli.print(f"{name}/{file}")
+    if not installs.is_elsewhere:
+        cli.say(
+            f"\ntxstream is installed from a folder that you edit, which {name}/requirements.txt names: "
+            f"for another machine and for the project's CI, install it from a wheel, and type this again"
+        )
     cli.say(
         f"\nnow type: cd {name} && python -m pytest -q\n"
         f"{name}/README.md has the few commands from there to a first count"

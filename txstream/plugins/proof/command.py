@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.api.schema import parse_schema
 from txstream.cli.context import Cli
 from txstream.cli.factory import load_topology, user_code_prints_to_stderr
 from txstream.cli.options import FactoryArguments, command
@@ -135,6 +134,7 @@ def _read(
 def _row(source: PartitionedSpout[Any], file: Path, number: int, line: str) -> Any:
     """Return a line as the source would emit it. Where it reads JSON, a line is a record's value, and its
     place in the file the record's."""
+    from txstream.api.schema import parse_schema
     from txstream.api.spouts import PartitionedSpout
     from txstream.spouts.formats.value_formats import JsonFormat
 

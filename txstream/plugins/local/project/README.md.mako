@@ -14,7 +14,7 @@ Counts the words of the Kafka topic `lines` into the table `${table}`, each line
 
 - `${name}.py` is the topology, `test_${name}.py` its test.
 - `txstream.toml` says where the services are; `compose.yaml` runs some in containers, for development.
-- `.github/workflows/test.yaml` runs the test for each push.
+- `.github/workflows/test.yaml` runs the test for each push, with what `requirements.txt` names: the txstream of here.
 
 `txstream run` needs Java 17 or 21. What it keeps on this machine is in `.txstream`; `txstream down` stops the services.
 Without `--until caught-up`, a run goes on until it is stopped.

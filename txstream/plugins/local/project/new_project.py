@@ -18,6 +18,7 @@ from pathlib import Path
 
 from txstream.core.errors import SchemaError, TopologyError, UsageError
 from txstream.core.names import validate_topology_id
+from txstream.plugins.local.project.what_to_install import Installs, what_to_install
 
 _FILES = {
     "{name}.py": "topology.py.mako",
@@ -32,13 +33,15 @@ _FILES = {
 }
 
 
-def make_project(parent: Path, name: str) -> list[str]:
-    """Make the folder `name` in `parent` and return the names of its files.
+def make_project(parent: Path, name: str, installs: Installs | None = None) -> list[str]:
+    """Make the folder `name` in `parent` and return the names of its files. `installs` is by default this
+    very txstream.
 
     Raises UsageError for a name that is no module or topology id, for a folder that exists with something in
     it, and when the folder cannot be written. Then nothing has changed.
     """
     check_name(name)
+    installs = installs or what_to_install()
     folder = parent / name
     _refuse_used(folder)
     try:
@@ -46,10 +49,13 @@ def make_project(parent: Path, name: str) -> list[str]:
     except OSError as error:
         raise UsageError(f"{folder.absolute()} cannot be made: {_reason(error)}") from error
     try:
-        for path, text in _rendered(name).items():
+        contents = {path: text.encode() for path, text in _rendered(name, installs).items()}
+        if installs.wheel is not None:
+            contents[installs.requirement.removeprefix("./")] = installs.wheel
+        for path, content in contents.items():
             file = draft / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
+            file.write_bytes(content)
         draft.chmod(0o777 & ~_umask())  # mkdtemp's folder is for its owner alone
         draft.rename(folder)  # over an empty folder too, and over no other
     except OSError as error:
@@ -59,7 +65,7 @@ def make_project(parent: Path, name: str) -> list[str]:
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    return sorted(path.format(name=name) for path in _FILES)
+    return sorted(contents)
 
 
 def check_name(name: str) -> None:
@@ -112,14 +118,14 @@ def _table(name: str) -> str:
     return name.lower()
 
 
-def _rendered(name: str) -> dict[str, str]:
+def _rendered(name: str, installs: Installs) -> dict[str, str]:
     from mako.template import Template
 
     templates = files("txstream.plugins.local.project")
     return {
         path.format(name=name): Template(  # noqa: S702 - no page: the name has letters, digits and _ alone
             text=templates.joinpath(template).read_text(encoding="utf-8"), strict_undefined=True
-        ).render(name=name, table=_table(name))
+        ).render(name=name, table=_table(name), requirement=installs.requirement)
         for path, template in _FILES.items()
     }
 

@@ -1,2 +1,2 @@
-txstream
+${requirement}
 pytest

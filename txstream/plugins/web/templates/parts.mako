@@ -33,9 +33,10 @@
 <%def name="changed(diff)">
 % if diff["created"] or diff["changed"]:
 ${rows([{"": "created" if one["before"] is None else "changed", **one["key"], **{k: v for name, value in one["after"].items() for k, v in ((f"{name} before", (one["before"] or {}).get(name)), (name, value))}} for one in [*diff["changed"], *diff["created"]][:50]])}
-% elif diff["carrying"]:
+% endif
+% if diff["carrying"]:
 ${rows([{**one["key"], **one["value"]} for one in diff["carrying"]])}
-% else:
+% elif not diff["created"] and not diff["changed"]:
 <p class="soft">No row shows it any more.</p>
 % endif
 % for note in diff["notes"]:
