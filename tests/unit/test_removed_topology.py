@@ -119,7 +119,7 @@ def test_a_condition_that_cannot_be(options: dict[str, Any], expected: str) -> N
 def test_a_null_is_refused_with_its_offset(place: int) -> None:
     wrong: list[Any] = ["a", None, 3]
     wrong[place] = None
-    given = {"p0": records(("a", "ann", 1), tuple(wrong))}  # type: ignore[arg-type]
+    given = {"p0": records(("a", "ann", 1), tuple(wrong))}
     with pytest.raises(StateValueError, match=r"got a null, in .*offset=1"):
         run(given, users(sequence_by="at"))
 
@@ -213,5 +213,5 @@ def test_what_the_commands_say(tmp_path: Path) -> None:
         assert why.is_complete
         assert [part.offset for part in why.parts] == [3, 2]  # of one batch
         assert inspect.why(made, "users", ["b"], settings).value is None
-    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
-        assert database.execute("SELECT id, name FROM users").fetchall() == [("a", "Ann")]
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as connection:
+        assert connection.execute("SELECT id, name FROM users").fetchall() == [("a", "Ann")]
