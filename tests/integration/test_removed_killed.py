@@ -103,7 +103,9 @@ def test_a_mirror_whose_drivers_are_killed(
     ended = launcher.run(*arguments, TXSTREAM_DATABASE=url)
     assert ended.status == 0, ended.stderr
     with psycopg.connect(host=str(postgres.data), user="postgres", dbname=unique) as connection:
-        found = dict(connection.execute(f"SELECT key, value FROM {unique}".encode()).fetchall())
+        found: dict[str, str] = dict(
+            connection.execute(f"SELECT key, value FROM {unique}".encode()).fetchall()
+        )
         left = connection.execute(
             f"SELECT min(txid), (SELECT max(txid) FROM txstream_batch) FROM {unique}__rows "
             f"WHERE txstream_removed".encode()
