@@ -47,8 +47,8 @@ Since = Annotated[
 def register(app: typer.Typer) -> None:
     app.add_typer(dead_letters, name="dead-letters")
     # `retry` looks into no database, the driver does; but what is typed for `list` is typed for it, too.
-    functions = {"list": list_letters, "show": show, "export": export, "retry": retry, "drop": drop}
-    for name, function in functions.items():
+    command(dead_letters, "retry", state_databases=True)(retry)
+    for function, name in ((list_letters, "list"), (show, "show"), (export, "export"), (drop, "drop")):
         command(dead_letters, name, state_databases=True)(function)
 
 
