@@ -81,7 +81,7 @@ class FormerArguments(TypedDict, total=False):
     wire_format: Literal["confluent", "plain"]
     schema_registry: str | None
     errors: Literal["strict", "replace"]
-    client: Mapping[str, Any] | None
+    client_options: Mapping[str, Any] | None
     partition_discovery_seconds: float
 
 

@@ -103,7 +103,7 @@ class KafkaClient:
         except (ValueError, TypeError) as error:
             self._net.close()
             raise UsageError(
-                f"cannot use the Kafka address {bootstrap!r} with these client: {error}; "
+                f"cannot use the Kafka address {bootstrap!r} with these client options: {error}; "
                 f"an address is HOST:PORT or several separated by commas"
             ) from error
         self._failed_at: dict[int, float] = {}

@@ -78,7 +78,12 @@ def test_a_batch_waits_for_its_registry_and_bad_records_become_dead_letters(
             encoded(new, ORDER, one) if at % 2 else encoded(old, older, one) for at, one in enumerate(made)
         ]
         looks_framed = b"\0\0\0\x27\x0fit only looks like an id"
-        bad = [good[0][:-1], encoded(other, wrong, {"product": "tea", "amount": 1.5}), looks_framed, None]
+        bad: list[Any] = [
+            good[0][:-1],
+            encoded(other, wrong, {"product": "tea", "amount": 1.5}),
+            looks_framed,
+            None,
+        ]
         topics.send(unique, good[:20] + bad + good[20:], key=encoded(key, "string", "tea"))
         registry.stop()
         url = registry.url.replace("://", "://me:secret@")

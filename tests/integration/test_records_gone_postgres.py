@@ -64,7 +64,7 @@ class Desk:
             self.topics.send(self.name, [json.dumps({"n": n}).encode()], 0, key=key.encode())
 
     def run(self, *more: str, fault: str | None = None) -> Outcome:
-        variables = {} if fault is None else {"TXSTREAM_FAULT": f"kill@{fault}"}
+        variables: Any = {} if fault is None else {"TXSTREAM_FAULT": f"kill@{fault}"}
         second = ["-p", f"second={self.urls['second']}"] if self.urls["second"] else []
         return self.launcher.run(
             *("run", "gone:topology", "-p", f"topic={self.name}", *second, *more),

@@ -35,6 +35,7 @@ from txstream.core.errors import BatchFailedError, BoltError, TxstreamError
 from txstream.core.waits import wait_until
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.sizing import RecordCost
+from txstream.engine.spark.residents import _TIMEVAL
 from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.testing import InProcessRunner
 
@@ -94,6 +95,21 @@ def test_batches_are_processed_without_a_job_each(
             assert result.by_residents
         assert jobs_begun(spark, counted_jobs) == before
     assert len({pid for *_, pid in notes(tmp_path / "read")}) == 1, "one process read all"
+
+
+def test_residents_leave_one_core_to_jobs(spark: SparkSession, unique: str) -> None:
+    cores = spark.sparkContext.defaultParallelism
+    with runner_of(spark, captured(row_of([Same()]), unique), residents=cores + 3) as runner:
+        assert runner._residents.count == cores - 1
+        assert runner.run(attempt(1), BATCH).records == 23
+
+
+def test_a_resident_may_be_idle_for_ever_once_it_is_let_in(spark: SparkSession, unique: str) -> None:
+    """The limit is for strangers, who say nothing."""
+    with runner_of(spark, captured(row_of([Same()]), unique)) as runner:
+        (resident,) = runner._residents._connected.values()
+        limit = resident.peer.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.size)
+        assert _TIMEVAL.unpack(limit) == (0, 0)
 
 
 @pytest.mark.parametrize(("residents", "width", "noted"), [(1, 1, 1), (0, 1, 0), (2, 2, 0)])

@@ -16,6 +16,7 @@ from support.states import Rig, word_table
 
 from txstream.core.dead_letters import DeadLetter, LetterKey
 from txstream.core.errors import CorruptStateError, TxstreamError
+from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.plugins.proof.stores.memory import forget
 from txstream.state.dead_letters import PLACE_LENGTH, place_of
@@ -177,3 +178,16 @@ class TestInMemory(TestDeadLetterRows):
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'state.db'}"
+
+
+@pytest.mark.parametrize("again", [[letter(8)], []])
+def test_a_non_transactional_replay_leaves_the_letters_that_it_left_out_last(
+    rig: Rig, again: list[DeadLetter]
+) -> None:
+    """Its ledger row is overwritten, too. It undoes nothing else, since it has no fence."""
+    plain = replace(rig, topology="plain", spec=word_table("plain", Semantics.NON_TRANSACTIONAL)).join()
+    for letters in ([letter(7), letter(8)], [letter(7), letter(9)]):
+        plain.states.commit(replace(plain.whole(plain.next(1), {"a": 1}), letters=letters))
+    assert kept(plain) == [(1, 7, "dead"), (1, 9, "dead")]
+    plain.states.commit(replace(plain.whole(plain.next(2), {"a": 1}), letters=again))
+    assert kept(plain)[:2] == [(1, 7, "dead"), (1, 9, "dead")]

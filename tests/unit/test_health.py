@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -25,7 +26,9 @@ from txstream import (
     SqlStateBolt,
     TransactionalTopologyBuilder,
     Tuple,
+    inspect,
 )
+from txstream.cli.main import main
 from txstream.cli.run_progress import describe
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.errors import BatchTimeoutError, BoltError
@@ -34,7 +37,9 @@ from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
 from txstream.core.waits import wait_until
 from txstream.engine.letters.retry_policy import TxidFailures
 from txstream.engine.loop.report import BatchTiming
-from txstream.inspect.health import Health, Word, health, lately
+from txstream.inspect.health import Health, LeftOut, Word, health
+from txstream.inspect.phases import phases
+from txstream.settings import Settings
 from txstream.testing import InProcessRunner, ManualClock, TopologyTest
 
 NOW = datetime.now(UTC)
@@ -50,24 +55,27 @@ def failing(*, may_pass: bool) -> FailingBatch:
 
 LOOKING = "looking for what fails in txid 12: 1 of 50,000 records left to try, N s so far"
 RETRY, DOOMED = failing(may_pass=True), failing(may_pass=False)
+LEFT_OUT = LeftOut(11, 3, NOW)
 RETRIED = "2 attempts of txid 12 failed"
 
 
 @each(
     "waits, batch, left_out, told",
     [
-        ((), None, 0, "healthy"),
-        ((), None, 3, "leaving out records: 3 records within a minute"),
-        ((SEARCH, AWAY), RETRY, 0, f"leaving out records: {LOOKING}"),
-        ((PAUSE,), None, 3, "paused"),
-        ((), RETRY, 3, f"retrying a batch: {RETRIED}"),
-        ((PAUSE,), RETRY, 0, f"retrying a batch: {RETRIED}"),
-        ((PAUSE, AWAY), RETRY, 0, f"waiting for the database since {NOW.astimezone():%H:%M:%S}"),
-        ((AWAY,), DOOMED, 0, f"failing: {RETRIED}"),
+        ((), None, None, "healthy"),
+        ((), None, LEFT_OUT, "leaving out records: 3 records of txid 11"),
+        ((), None, LEFT_OUT._replace(at=NOW - timedelta(hours=1)), "healthy"),
+        ((), None, LEFT_OUT._replace(at=None), "healthy"),
+        ((SEARCH, AWAY), RETRY, None, f"leaving out records: {LOOKING}"),
+        ((PAUSE,), None, LEFT_OUT, "paused"),
+        ((), RETRY, LEFT_OUT, f"retrying a batch: {RETRIED}"),
+        ((PAUSE,), RETRY, None, f"retrying a batch: {RETRIED}"),
+        ((PAUSE, AWAY), RETRY, None, f"waiting for the database since {NOW.astimezone():%H:%M:%S}"),
+        ((AWAY,), DOOMED, None, f"failing: {RETRIED}"),
     ],
 )
 def test_there_is_one_word_for_each_state(
-    waits: tuple[Wait, ...], batch: FailingBatch | None, left_out: int, told: str
+    waits: tuple[Wait, ...], batch: FailingBatch | None, left_out: LeftOut | None, told: str
 ) -> None:
     found = health(waits, batch, left_out)
     assert without_seconds(str(found)) == told
@@ -76,11 +84,6 @@ def test_there_is_one_word_for_each_state(
 
 def without_seconds(text: str) -> str:
     return re.sub(r"\d+ s so far", "N s so far", text)
-
-
-def test_what_was_left_out_an_hour_ago_is_over() -> None:
-    hour = NOW - timedelta(hours=1)
-    assert lately([(None, 5), (hour, 7), (datetime.now(UTC), 2)]) == 2
 
 
 def of(error: BaseException, times: int, *, hides_data: bool) -> bool:
@@ -117,6 +120,7 @@ class Slow(BasicBolt):
     clock: ClassVar[ManualClock]
     told: ClassVar[list[str]]
     left: ClassVar[int]
+    searched: ClassVar[float]
     tuples = 0
 
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
@@ -137,12 +141,16 @@ class Slow(BasicBolt):
 @pytest.fixture
 def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TopologyTest]:
     words = [f"w{number}" for number in range(40)]
-    Slow.clock, Slow.told, Slow.left = ManualClock(), [], 0
+    Slow.clock, Slow.told, Slow.left, Slow.searched = ManualClock(), [], 0, 0.0
     find = InProcessRunner.find
 
     def noted(runner: Any, attempt: Any, parts: Sequence[BatchMetas[Any]], **options: Any) -> Any:
         Slow.left = sum(meta.records for one in parts for meta in one.partitions.values())
-        return find(runner, attempt, parts, **options)
+        began = time.perf_counter()
+        try:
+            return find(runner, attempt, parts, **options)
+        finally:
+            Slow.searched += time.perf_counter() - began
 
     monkeypatch.setattr(InProcessRunner, "find", noted)
     with MemorySpout("word string", {"p": [*words, "bad", *words]}) as source:
@@ -169,13 +177,32 @@ def test_a_search_says_what_it_looks_for_and_what_is_left_to_try(slow: TopologyT
     assert slow.waiting_for is None
 
 
+def test_the_steps_of_a_batch_add_up_and_the_search_is_one_of_them(
+    slow: TopologyTest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow.run()
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    (one,) = inspect.batches("words", Settings(database=url))
+    found, row = phases(one), one.first
+    assert {"plan", "failed attempts", "search", "job", "merge"} <= set(found)
+    assert Slow.searched <= found["search"] <= Slow.searched + 1.0
+    assert row.committed_at is not None
+    lasted = found["plan"] + (row.committed_at - row.planned_at).total_seconds()
+    assert sum(found.values()) == pytest.approx(lasted, abs=0.05)
+    assert main(["show", "words", "1", "--database", url]) == 0
+    (line,) = re.findall(r"^seconds +([0-9.]+) s: (.*)$", capsys.readouterr().out, re.MULTILINE)
+    told = re.findall(r"([a-z_ ]+?) ([0-9.]+) s", line[1])
+    parts = {step.strip(): float(seconds) for step, seconds in told}
+    assert sum(parts.values()) == pytest.approx(float(line[0]), abs=0.01)
+    assert parts["search"] == pytest.approx(found["search"], abs=0.001)
+
+
 def test_the_line_of_a_run_has_the_same_words() -> None:
     line = RunProgress("words", 11, {Txid(12): "processing"}, 11, 4000, 2, 9.0, None, None)
     assert describe(line) == "txid 11 committed, 1 open, 4,000 records, 2 failed attempts"
     looking = describe(replace(line, waits=(SEARCH,), waiting_for="it"))
     assert without_seconds(looking).endswith(f", leaving out records: {LOOKING}")
     assert describe(replace(line, failing=RETRY)).endswith(f", retrying a batch: {RETRIED}")
-    last = BatchTiming(Txid(11), committed_at=datetime.now(UTC).timestamp(), dead_letters=3)
-    assert describe(replace(line, last=last)).endswith(", leaving out records: 3 records within a minute")
-    assert describe(replace(line, last=replace(last, committed_at=1.0))) == describe(line)
+    left_out = BatchTiming(Txid(11), committed_at=datetime.now(UTC).timestamp(), dead_letters=3)
+    assert describe(replace(line, left_out=left_out)).endswith(", leaving out records: 3 records of txid 11")
     assert str(Health(Word.PAUSED)) == "paused"

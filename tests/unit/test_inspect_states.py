@@ -28,7 +28,7 @@ from txstream.inspect.databases import open_databases
 from txstream.inspect.keys import parse_key
 from txstream.plugins.audit import delete_command
 from txstream.settings import Settings
-from txstream.state import Commit, StateDatabase
+from txstream.state import Commit, StateDatabase, open_database
 from txstream.state.backend import StateBackend
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
@@ -334,6 +334,32 @@ def test_a_database_that_cannot_be_opened_is_named(
     assert len(err.splitlines()) == 2
     assert "only its URL without the password is known" in err
     assert "gone.db was left out: there is no such file" in err
+
+
+def test_several_readers_share_databases_that_are_open(
+    two: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first, second = two
+    name_databases(first, [first.url, second.url, f"sqlite:///{tmp_path}/gone.db"])
+    asked: list[str] = []
+
+    def opening(url: str, **options: Any) -> StateBackend:
+        asked.append(url)
+        return open_database(url, **options)
+
+    monkeypatch.setattr("txstream.state.open_database", opening)
+    with inspect.opened("words", settings_of(first)) as databases:
+        for table in ("totals", "word_count"):
+            assert inspect.top("words", table, 1, databases).rows
+            assert inspect.diff("words", table, 1, databases).created
+        missing: list[inspect.MissingDatabase] = []
+        assert len(inspect.batches("words", databases, missing=missing)) == 1
+        assert [one.database for one in missing] == [f"sqlite:///{tmp_path}/gone.db"]
+        with pytest.raises(ServiceUnavailableError, match=r"gone\.db"):
+            inspect.states("words", databases)
+        with pytest.raises(UsageError, match="were opened for 'words'"):
+            inspect.batches("others", databases)
+    assert asked == [first.url, second.url]
 
 
 def test_a_password_in_a_query_is_hidden_too(two: tuple[Rig, Rig]) -> None:

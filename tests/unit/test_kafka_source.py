@@ -67,7 +67,7 @@ def test_the_output_is_sparks_kafka_columns() -> None:
         ({**OBJECTS, "kafka_columns": ["value"]}, "'value', which value_format='json' reads"),
         ({**OBJECTS, "kafka_columns": ["offset"]}, "'offset', which is a field of the schema too"),
         ({"topics": "lines", "decode": Decode(key_format="text")}, "key_format is 'text'"),
-        ({"topics": "lines", "decode": Decode(errors="ignore")}, "errors is 'ignore'"),
+        ({"topics": "lines", "decode": Decode(errors="ignore")}, "errors is 'ignore'"),  # type: ignore[arg-type]
         ({"topics": "lines", "on_data_loss": "shrug"}, "on_data_loss is 'shrug'"),
         ({"topics": "lines", "client": KafkaOptions({}, 0)}, "partition_discovery_seconds is 0"),
         ({"topics": "lines", "start": "middle"}, "'middle'"),

@@ -272,6 +272,26 @@ def test_a_commit_removes_portions_up_to_twice_what_it_writes(
     assert left == [11, 7, 3, 0, 0]
 
 
+def test_a_batch_that_writes_more_removes_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that expires faster than the least portion would grow without end."""
+    from txstream.state import commit_protocol
+
+    monkeypatch.setattr(writer, "_REMOVED_AT_ONCE", 2)
+    monkeypatch.setattr(commit_protocol, "_REMOVED_AT_LEAST", 1)
+    rows = [row(at, 89) for at in range(11)]
+    with MemorySpout(FIELDS, {"rows/0": rows}) as source:
+        clock = ManualClock(NOW.timestamp())
+        with TopologyTest(kept(source), database=f"sqlite:///{tmp_path / 's.db'}", clock=clock) as test:
+            test.run()
+            clock.advance(2 * 86_400)
+            left = []
+            for first in range(11, 20, 3):
+                source.append("rows/0", *[row(first + more, 1) for more in range(3)])
+                test.run()
+                left.append(sum(key[2] < 11 for key in test.table("orders")))
+    assert left == [11, 3, 0], "the first batch learns of the horizon, each of the next writes three rows"
+
+
 def test_a_table_that_is_there_already_needs_the_index(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 's.db'}"
     plain = SqlTable("orders", "at timestamp, word string")

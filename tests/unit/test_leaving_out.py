@@ -37,6 +37,7 @@ from txstream import (
 from txstream.api.spouts import SpoutContext, Unfit
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.errors import BoltError, DecodeError, ShortBatchError, StateValueError
+from txstream.core.fault_points import Point
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.messages import ANSWER, Answer, Element, WorkOrder
@@ -229,6 +230,51 @@ def test_more_than_the_limit_ends_the_run_as_ever(spout: Any, tmp_path: Path) ->
     assert any("more records of the batch fail by themselves" in note for note in ended.value.__notes__)
     seen = Seen(path)
     assert (seen.counts, seen.letters) == ({}, [])
+
+
+class Worse(Parse):
+    """Other code, for which one more word is bad."""
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        if tup["word"] == "w3":
+            raise ValueError("w3 is no word")
+        super().execute(tup, collector)
+
+
+class WorseRemembers(Worse):
+    def prepare(self, context: Any) -> None:
+        self.seen: list[str] = []
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        self.seen.append(tup["word"])
+        super().execute(tup, collector)
+
+
+@pytest.mark.parametrize(("most", "dead"), [(3, 0), (4, 4)])
+@pytest.mark.parametrize("worse", [Worse(), WorseRemembers()], ids=["at once", "searched"])
+def test_what_a_stored_plan_leaves_out_counts_in_its_limit(
+    worse: Any, most: int, dead: int, tmp_path: Path
+) -> None:
+    """Its driver died when it had stored that the plan leaves out three; the next one finds one more."""
+    limits = DeadLetters(max_per_batch=most, max_share=1.0)
+    words = [word if word != "w3" else "w4" for word in WORDS]
+    words[5] = "w3"
+    path = tmp_path / "state.db"
+    with (
+        MemorySpout("word string", {"p": words[:30], "q": words[30:]}) as source,
+        TopologyTest(
+            builder_of(source, TransactionalSpout, Parse(), limits), database=f"sqlite:///{path}"
+        ) as test,
+    ):
+        test.crash(at=Point.BEFORE_COMMIT, txid=1)
+        test.restart(builder_of(source, TransactionalSpout, worse, limits))
+        if dead:
+            test.run()
+        else:
+            with pytest.raises(BoltError, match="w3 is no word") as ended:
+                test.run()
+            assert any("more records of the batch fail" in note for note in ended.value.__notes__)
+    assert len(Seen(path).letters) == dead
 
 
 class Decoding(MemoryEmitter):

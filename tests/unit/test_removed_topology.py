@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from txstream import inspect
+from txstream import DeadLetters, inspect
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlTable
@@ -19,6 +19,7 @@ from txstream.api.topology import Topology
 from txstream.bolts.append import SqlAppendBolt
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import StateValueError, TopologyError
+from txstream.core.fault_points import Point
 from txstream.plugins.audit.fsck_run import fsck_in
 from txstream.plugins.proof.zookeeper_tree import MemoryProgress
 from txstream.settings import Settings
@@ -118,9 +119,63 @@ def test_a_condition_that_cannot_be(options: dict[str, Any], expected: str) -> N
 def test_a_null_is_refused_with_its_offset(place: int) -> None:
     wrong: list[Any] = ["a", None, 3]
     wrong[place] = None
-    given = {"p0": records(("a", "ann", 1), tuple(wrong))}  # type: ignore[arg-type]
+    given = {"p0": records(("a", "ann", 1), tuple(wrong))}
     with pytest.raises(StateValueError, match=r"got a null, in .*offset=1"):
         run(given, users(sequence_by="at"))
+
+
+@pytest.mark.parametrize("path", ["driver", "executors"])
+@pytest.mark.parametrize("at", [Point.INSIDE_COMMIT, Point.BETWEEN_COMMITS, Point.AFTER_COMMIT])
+def test_two_databases_whose_driver_dies_in_a_commit(tmp_path: Path, path: Any, at: Point) -> None:
+    """The replay lacks a partition, so what the second batch has removed there comes back until later."""
+    given = {
+        "p0": records(("a", "ann", 1), ("b", "bob", 2), ("a", None, 3), ("d", "dan", 4)),
+        "p1": records(("x", "xia", 1), ("y", "yan", 2), ("x", None, 3), ("y", "Yan", 4), partition=1),
+    }
+    second = SqlTable(
+        "others",
+        "name string, at bigint",
+        key="id string",
+        on_conflict="replace",
+        removed_by="gone",
+        url=f"sqlite:///{tmp_path / 'second.db'}",
+    )
+    with MemorySpout(FIELDS, given, max_records_per_partition=2) as source:
+        builder = TransactionalTopologyBuilder("two", "users", OpaqueSpout(source), commit=path)
+        builder.set_bolt("store", SqlAppendBolt(users()), 2).fields_grouping("users", "id")
+        builder.set_bolt("again", SqlAppendBolt(second), 2).fields_grouping("users", "id")
+        with TopologyTest(builder, database=f"sqlite:///{tmp_path / 'first.db'}") as test:
+            test.commit(1)
+            test.crash(at=at, txid=2)
+            source.hide("p1")
+            test.restart()
+            if at is not Point.AFTER_COMMIT:  # otherwise nothing is left to commit
+                test.commit()
+            by_two = test.table("users")
+            assert by_two == test.table("others")
+            replayed = at is not Point.AFTER_COMMIT
+            there = {"b": ("bob", 2), "d": ("dan", 4), "x": ("xia", 1), "y": ("yan", 2)}
+            assert by_two == (there if replayed else {"b": ("bob", 2), "d": ("dan", 4), "y": ("Yan", 4)})
+            source.show("p1")
+            test.run()
+            assert test.table("users") == {"b": ("bob", 2), "d": ("dan", 4), "y": ("Yan", 4)}
+            assert test.table("others") == test.table("users")
+
+
+def test_a_removal_without_a_key_is_a_dead_letter(tmp_path: Path) -> None:
+    given = records(("a", "ann", 1), ("b", "bob", 2), ("", None, 3), ("b", None, 4))
+    given[2] = (None, *given[2][1:])
+    with MemorySpout(FIELDS, {"p0": given}) as source:
+        letters = DeadLetters(max_share=1.0)
+        builder = TransactionalTopologyBuilder("mirror", "users", OpaqueSpout(source), dead_letters=letters)
+        builder.set_bolt("store", SqlAppendBolt(users())).local_or_shuffle_grouping("users")
+        with TopologyTest(builder, database=f"sqlite:///{tmp_path / 'state.db'}") as test:
+            test.run()
+            assert test.table("users") == {"a": ("ann", 1)}
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
+        dead = database.execute("SELECT place, message FROM txstream_dead_letter").fetchall()
+    assert [place for place, _ in dead] == ["p0@2"]
+    assert "key column 'id' of table 'users' got a null" in dead[0][1]
 
 
 def test_what_the_commands_say(tmp_path: Path) -> None:
@@ -158,5 +213,5 @@ def test_what_the_commands_say(tmp_path: Path) -> None:
         assert why.is_complete
         assert [part.offset for part in why.parts] == [3, 2]  # of one batch
         assert inspect.why(made, "users", ["b"], settings).value is None
-    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
-        assert database.execute("SELECT id, name FROM users").fetchall() == [("a", "Ann")]
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as connection:
+        assert connection.execute("SELECT id, name FROM users").fetchall() == [("a", "Ann")]

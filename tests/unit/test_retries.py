@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -28,6 +28,7 @@ from txstream import (
     TransactionalTopologyBuilder,
     Tuple,
 )
+from txstream.api.spouts import SpoutContext
 from txstream.cli import dead_letters, operate
 from txstream.cli.main import main
 from txstream.core.batch_metas import BatchMetas, MetaCodec
@@ -35,8 +36,9 @@ from txstream.core.dead_letters import DeadLetter, LetterKey
 from txstream.core.errors import CorruptStateError, DecodeError, ServiceUnavailableError
 from txstream.core.fault_points import Point
 from txstream.core.transaction import Txid
+from txstream.engine.batch.execution_plan import compile_topology
 from txstream.engine.batch.messages import WorkOrder
-from txstream.engine.letters.retries import Retries
+from txstream.engine.batch.worker import _decoded
 from txstream.inspect import replay as run_again, why
 from txstream.plugins.formats.schema_registry import UnknownSchemaError
 from txstream.settings import Settings
@@ -372,6 +374,20 @@ def test_large_ones_are_retried_in_several_batches(
     assert len({status for _, status in rig.letters()}) > 1
 
 
+@BOTH
+def test_one_that_is_larger_than_a_batch_may_be_goes_alone_and_holds_up_no_other(
+    make: Any, spout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txstream.engine.letters.retries.MOST_BYTES", 3)
+    rig = make(spout)
+    Parse.bad = set()
+    rig.retry()
+    while any(status == "dead" for _, status in rig.letters()):
+        rig.test.commit()
+    assert rig.counts() == counted()
+    assert len({status for _, status in rig.letters()}) == 4
+
+
 # --- what is asked, stored and sent ------------------------------------------------------------------------
 
 
@@ -412,23 +428,35 @@ def test_the_command_asks(make: Any, monkeypatch: pytest.MonkeyPatch, capsys: An
     assert (asked.kind, asked.body) == ("retry", {"components": ["parse"]})
 
 
+class Broken(MemorySpout):
+    """Its letters cannot be decoded."""
+
+    raised: ClassVar[type[Exception]] = DecodeError
+
+    def decoded(self, letters: Sequence[DeadLetter]) -> pa.RecordBatch:
+        raise self.raised("schema 9 is not there")
+
+
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [
-        (UnknownSchemaError("schema 9 is not there"), DecodeError),
-        (DecodeError("it is no JSON"), DecodeError),
-        (ServiceUnavailableError("it is away"), ServiceUnavailableError),
+        (UnknownSchemaError, DecodeError),
+        (DecodeError, DecodeError),
+        (ServiceUnavailableError, ServiceUnavailableError),
     ],
 )
 def test_a_letter_that_cannot_be_decoded_stays_dead_and_ends_no_run(
-    raised: Exception, expected: type[Exception]
+    raised: type[Exception], expected: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def decode(_: Sequence[DeadLetter]) -> pa.RecordBatch:
-        raise raised
-
-    metas: BatchMetas[MemoryRange] = BatchMetas().retrying([LetterKey(Txid(1), "p@0")])
-    with pytest.raises(expected, match=str(raised)):
-        Retries([], decode, deque()).loaded(metas)
+    """It is decoded by a worker, which may end by that, and not by the driver."""
+    monkeypatch.setattr(Broken, "raised", raised)
+    with Broken("word string", {"p": WORDS}) as broken:
+        rig = Rig(tmp_path, broken, OpaqueSpout)
+        context = SpoutContext("words", "words", {})
+        plan = compile_topology(rig.topology(OpaqueSpout(broken)), context, "0")
+        letters = [DeadLetter("p@1", None, None, 1, None, None, b"{}", None, "parse", "E", "", "")]
+        with pytest.raises(expected, match="schema 9 is not there"):
+            _decoded(plan, letters)
 
 
 def test_a_batch_of_retries_is_stored() -> None:
@@ -443,10 +471,10 @@ def test_a_batch_of_retries_is_stored() -> None:
             codec.decode({"partitions": {}, "retried": damaged}, "here")
 
 
-def test_a_work_order_takes_the_records_along() -> None:
-    records = pa.RecordBatch.from_pydict({"word": ["a", None], "raw": [b"\xff", b""]})
-    order = WorkOrder(attempt(1, 1), 1, [{}], records=records)
-    assert WorkOrder.from_json(order.to_json()).records == records
+def test_a_work_order_takes_the_letters_along() -> None:
+    letters = (kafka(b"\xff\x00"), kafka(None, 9, b"[]"))
+    order = WorkOrder(attempt(1, 1), 1, [{}], letters=letters)
+    assert WorkOrder.from_json(order.to_json()).letters == letters
 
 
 # --- Kafka's records ---------------------------------------------------------------------------------------

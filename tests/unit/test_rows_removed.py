@@ -145,6 +145,32 @@ class TestRemoved:
                 found = {key: (row["name"], row["at"], row["txid"]) for key, row in seen(rig).items()}
                 assert found == there, (seed, txid)
 
+    @pytest.mark.parametrize("semantics", FENCED)
+    def test_a_row_is_shown_until_executors_have_removed_it(
+        self, database: StateDatabase, url: str, semantics: Semantics
+    ) -> None:
+        rig = joined(database, url, removing(semantics))
+        rig.commit(1, {"a": ("ann", 1, False), "b": ("bob", 1, False)})
+        rig.commit(2, {"b": GONE})
+        under = rig.begin(3)
+        rig.write(under, {"a": GONE, "b": ("Bob", 3, False)})
+        assert list(seen(rig)) == ["b"]
+        with database.read_state("users") as state:
+            found = state.find("users", ["a"]), state.find("users", ["b"])
+            there = [None if row is None else row.value["name"] for row in found]
+            # What a transactional table held before is not known, as with any of its rows.
+            assert there == (["ann", None] if semantics is Semantics.OPAQUE else [None, "Bob"])
+            assert state.count("users") == len(state.top("users", 9)) == 1
+            assert [(row.key["id"], row.removed) for row in state.written_by("users", 3)] == [
+                ("a", True),
+                ("b", False),
+            ]
+            assert [name for table in state.tables() for name in table.value.names] == ["name", "at"]
+        rig.end(under, 2)
+        with database.read_state("users") as state:
+            assert state.find("users", ["a"]) is None
+            assert state.count("users") == 1
+
     def test_a_removal_of_a_newer_row_ends_the_run(self, database: StateDatabase, url: str) -> None:
         rig = joined(database, url, removing(Semantics.OPAQUE))
         rig.commit(1, {"a": ("ann", 1, False)})

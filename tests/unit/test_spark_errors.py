@@ -147,3 +147,21 @@ def test_anything_else_is_told_in_one_line(text: str, reason: str) -> None:
 def test_an_error_of_ours_on_the_driver_is_left_alone() -> None:
     error = BatchFailedError("no")
     assert spark_error(error, attempt(1), ()) is error
+
+
+CRASHED = """org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed, \
+most recent failure: Lost task 0.0 in stage 1.0: org.apache.spark.SparkException: \
+Python worker exited unexpectedly (crashed){fault}
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handleFault(PythonRunner.scala:1)
+"""
+
+
+def test_a_worker_process_that_ends_says_by_which_signal() -> None:
+    fault = ": Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File"
+    error = told(CRASHED.format(fault=fault))
+    assert isinstance(error, BoltError)
+    assert error.without_data == "its worker process ended: signal 11 (Segmentation fault)"
+    assert str(error) == f"{attempt(3)}: {error.without_data}"
+    killed = told(CRASHED.format(fault=""))
+    assert "its worker process ended; it was killed" in str(killed)
+    assert "its Spark job failed" in str(told("Job aborted due to stage failure: no executors"))

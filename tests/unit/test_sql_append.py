@@ -13,6 +13,7 @@ from support.lists import each
 from support.states import Rig, attempt
 from support.tables import read_rows
 
+from txstream import inspect
 from txstream.api.reducers import Put
 from txstream.api.state import OnConflict, SqlState, SqlTable
 from txstream.core.errors import (
@@ -23,6 +24,7 @@ from txstream.core.errors import (
     TxidRegressionError,
 )
 from txstream.core.semantics import Semantics
+from txstream.settings import Settings
 from txstream.state import StateDatabase, TableSpec
 
 FENCED = [Semantics.OPAQUE, Semantics.TRANSACTIONAL]
@@ -168,6 +170,12 @@ class TestAppended:
             (7, "first", None, 1),
             (8, None, None, 1),
         ]
+        with database.read_state(rig.topology) as reading:
+            known = {row.key["id"]: (row.prev, row.knows_before) for row in reading.written_by("names", 1)}
+        assert known == {7: (None, False), 8: (None, False)}, "what txid 1 has replaced is forgotten"
+        found = inspect.diff(rig.topology, "names", 1, Settings(database=url))
+        assert (found.created, found.changed, found.unchanged) == ((), (), 0)
+        assert [row.key for row in found.carrying] == [{"id": 7}, {"id": 8}]
         rig.commit(3, {7: ("third", 3), 10: ("TEN", 3)})
         rig.commit(3, {7: ("THIRD", 3)})
         rig.commit(4, {})

@@ -271,6 +271,8 @@ def show(
 
 
 def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
+    from txstream.inspect.phases import phases
+
     batch, first = found.batch, found.batch.first
     lines = {
         "batch": f"{topology_id} txid {batch.txid}, {batch.status} ({first.semantics})",
@@ -291,8 +293,14 @@ def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
                 f"{entry.database}: {entry.status} by attempt {shown_attempt(entry.attempt)}, "
                 f"{counted(entry.keys, 'key')}, {shown_time(entry.committed_at) or 'not yet'}"
             )
-    if found.timings:
-        lines["timings"] = ", ".join(f"{step} {seconds:.3f} s" for step, seconds in found.timings.items())
+    spent = phases(batch)
+    if spent:
+        told = ", ".join(f"{step} {seconds:.3f} s" for step, seconds in spent.items())
+        lines["seconds"] = f"{sum(spent.values()):.3f} s: {told}"
+    parts = {step: found.timings[step] for step in ("read", "process") if step in found.timings}
+    if parts:
+        told = ", ".join(f"{step} {seconds:.3f} s" for step, seconds in parts.items())
+        lines["in the job"] = f"{told}, all Spark tasks together"
     cli.print_pairs(lines)
     if any(one.end is None for one in found.ranges):
         cli.print_table(

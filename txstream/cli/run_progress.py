@@ -6,13 +6,12 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from txstream.cli.context import Cli, print_error
 from txstream.core.transaction import Txid, about
 from txstream.core.wording import counted
-from txstream.inspect.health import Health, Word, health, lately
+from txstream.inspect.health import Word, health_of
 
 if TYPE_CHECKING:
     from txstream.engine.loop.report import RunProgress
@@ -80,15 +79,6 @@ def describe(progress: RunProgress) -> str:
     elif progress.waiting_for:  # of a tier that has no `waits`
         words.append(f"waiting for {progress.waiting_for}")
     return ", ".join(words)
-
-
-def health_of(progress: RunProgress) -> Health:
-    """Return how the run is."""
-    last = progress.last
-    left_out = (
-        0 if last is None else lately([(datetime.fromtimestamp(last.committed_at, UTC), last.dead_letters)])
-    )
-    return health(progress.waits, progress.failing, left_out)
 
 
 @contextlib.contextmanager

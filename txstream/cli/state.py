@@ -168,7 +168,7 @@ def _print_diff(cli: Cli, found: TableDiff) -> None:
             ["change", *keys, *(title for name in values for title in (f"{name} before", name))],
             [[_verb(change), *_cells(change, keys, values)] for change in changes],
         )
-    elif found.carrying:
+    if found.carrying:
         _print_rows(cli, found.carrying, found.semantics)
     cli.print(f"txid {found.txid} is {found.status}; {_counted(found)}")
 
@@ -178,7 +178,8 @@ def _verb(change: RowChange) -> str:
 
 
 def _counted(found: TableDiff) -> str:
-    if found.carrying:
+    shown = len(found.created) + len(found.changed) + found.unchanged
+    if found.carrying and not shown:
         return f"{counted(found.carrying_count, 'row')} of {found.table} were last changed by it"
     words = [
         f"created {counted(len(found.created), 'row')} of {found.table}",
@@ -188,7 +189,9 @@ def _counted(found: TableDiff) -> str:
         words.append(f"removed {len(found.removed):,}")
     if found.unchanged:
         words.append(f"touched {found.unchanged:,} without a change")
-    shown = len(found.created) + len(found.changed) + len(found.removed) + found.unchanged
+    if found.carrying:
+        words.append(f"{len(found.carrying):,} of which nobody knows what they were before")
+    shown += len(found.removed) + len(found.carrying)
     part = "" if shown == found.carrying_count else f"of the {counted(shown, 'row')} that are shown it "
     return part + ", ".join(words)
 

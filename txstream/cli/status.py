@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from txstream.inspect.records import TopologyStatus, TopologySummary
     from txstream.inspect.snapshot import Snapshot
     from txstream.inspect.source import SourceNow
+    from txstream.inspect.standing import Standing
     from txstream.settings import Settings
 
 # Returns a service's address and a remark. Raises when the service cannot be reached.
@@ -118,7 +119,7 @@ def _services(cli: Cli, settings: Settings, *, everything: bool) -> int:
         found = pool.map(lambda given: _ask(given[0], given[1], settings), checks.values())
         answers = dict(zip(checks, found, strict=True))
     listed: list[TopologySummary] = []
-    if answers["zookeeper"]["reachable"] and answers["database"]["reachable"]:
+    if answers["zookeeper"]["reachable"]:
         from txstream.inspect.overview import topologies
 
         listed = topologies(settings)
@@ -188,12 +189,13 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
     paused = _paused_line(snapshot)
     plans = f", plans stored for {list(found.stored_plans)}" if found.stored_plans else ""
     if "tracked" in found.source:
-        return _tracked(cli, found, paused)
+        return _tracked(cli, stands, paused)
     lines = {
         "topology": f"{topology_id} ({found.semantics})",
         "source": f"{found.spout} {found.source}",
         "tables": f"{', '.join(found.tables)} in {', '.join(stands.places) or 'no database yet'}",
         **_drivers(found),
+        **_health(stands),
         **paused,
         "next txid": f"{found.current_txid}{plans}",
         "lag": _lag(source),
@@ -223,22 +225,22 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
             f"`txstream dead-letters list {topology_id}` says why"
         )
     if found.failing is not None:
-        lines["failing"] = failing_text(found.failing)
-    cli.print_pairs(lines | _waits(found))
+        lines["retrying" if found.failing.may_pass else "failing"] = failing_text(found.failing)
+    cli.print_pairs(lines)
     return 0
 
 
-def _waits(found: TopologyStatus) -> dict[str, str]:
-    if not found.waiting:
-        return {}
-    return {"now": f"waiting for {escaped('; '.join(map(str, found.waiting)))}"}
+def _health(stands: Standing) -> dict[str, str]:
+    return {} if stands.health is None else {"health": escaped(str(stands.health))}
 
 
-def _tracked(cli: Cli, found: TopologyStatus, paused: dict[str, str]) -> int:
+def _tracked(cli: Cli, stands: Standing, paused: dict[str, str]) -> int:
+    found = stands.status
     lines = {
         "topology": f"{found.id} (tracked)",
         "spouts": ", ".join(f"{name} ({spout})" for name, spout in found.source["tracked"].items()),
         **_drivers(found),
+        **_health(stands),
         **paused,
     }
     if found.trees is not None:
@@ -246,7 +248,7 @@ def _tracked(cli: Cli, found: TopologyStatus, paused: dict[str, str]) -> int:
             "as of": shown_time(datetime.fromisoformat(found.trees["at"])) or "",
             **tree_lines(found.trees),
         }
-    cli.print_pairs(lines | _waits(found))
+    cli.print_pairs(lines)
     if found.trees is not None:
         print_tree_counts(cli, found.trees)
     return 0

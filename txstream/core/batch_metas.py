@@ -18,15 +18,12 @@ import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from txstream.core.dead_letters import Excluded, LetterKey
+from txstream.core.dead_letters import DeadLetter, Excluded, LetterKey
 from txstream.core.errors import CorruptStateError, TopologyError
 from txstream.core.transaction import Txid
 from txstream.core.wording import a, in_order
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Meta = TypeVar("Meta")
 
@@ -50,19 +47,19 @@ class BatchMetas(Generic[Meta]):
     """The metas of one batch. `partitions` are read in it, `carried` only keep their place, and `unavailable`
     says why a partition was left out. `excluded` are records of its ranges that it leaves out, because each
     fails by itself. `retried` are the dead letters of earlier batches that it processes instead of ranges,
-    and `records` their records, once they were read. `horizons` say for each table with `keep` which rows are
-    too old (`txstream.api.retention`).
+    and `letters` these themselves, once they were read. `horizons` say for each table with `keep` which rows
+    are too old (`txstream.api.retention`).
 
     Only a plan knows `begun`, those of `carried` that get their first place in it; `lag_records`, how many
     records were there and not taken; and `ahead`, what was read already of its ranges. None of these is
-    stored, nor are the `records`."""
+    stored, nor are the `letters`."""
 
     partitions: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
     carried: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
     unavailable: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     excluded: tuple[Excluded, ...] = ()
     retried: tuple[LetterKey, ...] = ()
-    records: pa.RecordBatch | None = field(default=None, repr=False, compare=False)
+    letters: tuple[DeadLetter, ...] = field(default=(), repr=False, compare=False)
     begun: Collection[str] = field(default=(), compare=False)
     lag_records: int | None = field(default=None, compare=False)
     ahead: Mapping[str, bytes] = field(default_factory=lambda: _EMPTY, repr=False, compare=False)
@@ -105,14 +102,12 @@ class BatchMetas(Generic[Meta]):
         """Whether the batch is worth opening: it has something to read, or first places to store."""
         return bool(self.partitions or self.begun or self.retried)
 
-    def retrying(
-        self, letters: Collection[LetterKey], records: pa.RecordBatch | None = None
-    ) -> BatchMetas[Meta]:
+    def retrying(self, keys: Collection[LetterKey], letters: tuple[DeadLetter, ...] = ()) -> BatchMetas[Meta]:
         """Return a batch that retries these dead letters and keeps the places of this one."""
         return BatchMetas(
             carried=self.carried,
-            retried=tuple(sorted(letters)),
-            records=records,
+            retried=tuple(sorted(keys)),
+            letters=letters,
             horizons=self.horizons,
         )
 

@@ -2,7 +2,8 @@
 
 Only `recover`, and `replay` when it is asked for a table, change anything. Functions take `settings`
 (addresses; if unset, they are found as commands find them) and open what they need for the time of the call.
-Names are loaded when first used.
+Those that only read databases take what `opened` yields instead, which several calls share. Names are loaded
+when first used.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from txstream.core.lazy_names import home_of, lazily
 
 if TYPE_CHECKING:
-    from txstream.inspect.databases import UnknownTopologyError as UnknownTopologyError
+    from txstream.inspect.databases import UnknownTopologyError as UnknownTopologyError, opened as opened
     from txstream.inspect.ledgers import (
         UnknownTxidError as UnknownTxidError,
         batch as batch,
@@ -90,7 +91,7 @@ _HOMES = {
         "TopologyStatus",
         "TopologySummary",
     ),
-    "txstream.inspect.databases": ("UnknownTopologyError",),
+    "txstream.inspect.databases": ("UnknownTopologyError", "opened"),
     "txstream.plugins.audit.provenance": ("Why", "WhyPart", "why"),
     "txstream.plugins.audit.replaying": ("BatchReplay", "Replay", "ReplayChange", "TableReplay", "replay"),
     "txstream.inspect.tables": ("diff", "get", "states", "top"),

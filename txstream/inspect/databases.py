@@ -40,6 +40,14 @@ _READING_SECONDS = 300.0
 _SESSION_SLACK_SECONDS = 4.0
 
 
+NOWHERE = MissingDatabase(
+    "",
+    "none that is known here has anything of it",
+    "give the one that it was run with by --database or TXSTREAM_DATABASE",
+)
+"""Of a topology whose databases nobody has named."""
+
+
 class UnknownTopologyError(TxstreamError):
     """No topology of this id was found."""
 
@@ -77,6 +85,8 @@ class Databases:
     """Fences by URL without password; filled only if one topology was asked for."""
     known: dict[str, StateBackend | None] = field(default_factory=dict)
     """What each URL and each place (`place_of`) led to; None if it could not be opened."""
+    topology_id: str | None = None
+    """The topology that was asked for; None for all."""
 
     def at(self, url: str) -> StateBackend | None:
         """Return the open database that a URL leads to, perhaps opened by another of its URLs."""
@@ -99,6 +109,10 @@ class Databases:
         return pairs
 
 
+Where = Settings | Databases | None
+"""Where a reader looks: by addresses, or in databases that are open."""
+
+
 @contextlib.contextmanager
 def open_databases(
     settings: Settings,
@@ -117,7 +131,7 @@ def open_databases(
     run, since others wait for what it locks. A database that several URLs lead to is opened once.
     """
     with contextlib.ExitStack() as stack:
-        found = Databases()
+        found = Databases(topology_id=topology_id)
         given = [settings.database_url(), *settings.state_databases]
         pending = deque((url, True) for url in given)
         places: dict[str, StateBackend] = {}
@@ -234,22 +248,36 @@ def without_password(url: str) -> str:
 
 
 @contextlib.contextmanager
+def opened(topology_id: str, settings: Settings | None = None) -> Iterator[Databases]:
+    """Open the databases of a topology. Readers take them in place of settings, and do not open them again.
+    A database that cannot be opened is left out, as readers say. Raises UnknownTopologyError,
+    ServiceUnavailableError, and UsageError for tracked tuples."""
+    with topology_databases(settings, topology_id, []) as databases:
+        yield databases
+
+
+@contextlib.contextmanager
 def topology_databases(
-    settings: Settings | None, topology_id: str, missing: list[MissingDatabase] | None = None
+    where: Where, topology_id: str, missing: list[MissingDatabase] | None = None
 ) -> Iterator[Databases]:
-    """Open the databases that know a topology. Those that cannot be opened are added to `missing`; if that is
-    None, ServiceUnavailableError is raised. Raises UsageError for tracked tuples, which have no batches, and
-    UnknownTopologyError; if ZooKeeper has the topology, it
-    was run with another database, and the message says so."""
-    settings = (settings or Settings()).resolve()
+    """Open the databases that know a topology, unless they are open. Those that cannot be opened are added to
+    `missing`; if that is None, ServiceUnavailableError is raised. Raises UsageError for tracked tuples, which
+    have no batches, and UnknownTopologyError; if ZooKeeper has the topology, it was run with another
+    database, and the message says so."""
     with contextlib.ExitStack() as stack:
-        try:
-            databases = stack.enter_context(open_databases(settings, topology_id))
-        except ServiceUnavailableError:
-            refuse_tracked(settings, topology_id)  # it needs no database
-            raise
-        if not databases.opened:
-            raise nowhere(settings, topology_id)
+        if isinstance(where, Databases):
+            databases = where
+            if databases.topology_id != topology_id:
+                raise UsageError(f"these databases were opened for {databases.topology_id!r}")
+        else:
+            settings = (where or Settings()).resolve()
+            try:
+                databases = stack.enter_context(open_databases(settings, topology_id))
+            except ServiceUnavailableError:
+                refuse_tracked(settings, topology_id)  # it needs no database
+                raise
+            if not databases.opened:
+                raise nowhere(settings, topology_id)
         if missing is None:
             refuse_missing(databases.missing)
         else:

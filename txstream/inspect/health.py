@@ -10,13 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from txstream.core.failing_batch import SEARCHED
 from txstream.core.wording import counted
 
 if TYPE_CHECKING:
     from txstream.core.failing_batch import FailingBatch, Wait
+    from txstream.engine.loop.report import RunProgress
+    from txstream.inspect.snapshot import Snapshot
 
 _LATELY = timedelta(minutes=1)
 
@@ -45,15 +47,30 @@ class Health:
         return f"{self.word}: {self.told}"
 
 
-def health(waits: Sequence[Wait], failing: FailingBatch | None, left_out: int = 0) -> Health:
+class LeftOut(NamedTuple):
+    """A batch that left out records, and when it was committed."""
+
+    txid: int
+    records: int
+    at: datetime | None
+
+
+def health(
+    waits: Sequence[Wait],
+    failing: FailingBatch | None,
+    left_out: LeftOut | None = None,
+    *,
+    is_paused: bool = False,
+) -> Health:
     """Return how a topology is that a driver leads. `waits` are what the driver waits for, `failing` is the
-    batch that failed last and is not committed yet, `left_out` how many records were left out lately.
+    batch that failed last and is not committed yet, `left_out` the newest one that left out records; what is
+    more than a minute ago is over.
 
     It is failing only if the next attempt may end as the last one did: an outage is waited for, and what one
     record causes is looked for."""
-    searches = [one.told for one in waits if _is_search(one)]
-    if searches:
-        return Health(Word.LEAVING_OUT, "; ".join(searches))
+    looking = [one.told for one in searches(waits)]
+    if looking:
+        return Health(Word.LEAVING_OUT, "; ".join(looking))
     if failing is not None and not failing.may_pass:
         return Health(Word.FAILING, _attempts(failing))
     away = outages(waits)
@@ -61,16 +78,21 @@ def health(waits: Sequence[Wait], failing: FailingBatch | None, left_out: int = 
         return Health(Word.WAITING, f"waiting for {'; '.join(map(str, away))}")
     if failing is not None:
         return Health(Word.RETRYING, _attempts(failing))
-    if any(map(_is_pause, waits)):
+    if is_paused or any(map(_is_pause, waits)):
         return Health(Word.PAUSED)
-    if left_out:
-        return Health(Word.LEAVING_OUT, f"{counted(left_out, 'record')} within a minute")
+    if left_out is not None and left_out.at is not None and datetime.now(UTC) - left_out.at < _LATELY:
+        return Health(Word.LEAVING_OUT, f"{counted(left_out.records, 'record')} of txid {left_out.txid}")
     return Health(Word.HEALTHY)
 
 
 def outages(waits: Iterable[Wait]) -> list[Wait]:
     """Return what is waited for because it is away: neither the end of a pause nor that of a search."""
     return [one for one in waits if not (_is_pause(one) or _is_search(one))]
+
+
+def searches(waits: Iterable[Wait]) -> list[Wait]:
+    """Return the searches for records that are to be left out."""
+    return [one for one in waits if _is_search(one)]
 
 
 def _is_search(wait: Wait) -> bool:
@@ -81,10 +103,18 @@ def _is_pause(wait: Wait) -> bool:
     return wait.because.startswith("paused by ")
 
 
-def lately(left_out: Iterable[tuple[datetime | None, int]]) -> int:
-    """Return how many records were left out within the last minute, of batches with their commits."""
-    since = datetime.now(UTC) - _LATELY
-    return sum(number for at, number in left_out if at is not None and at >= since)
+def health_of(progress: RunProgress) -> Health:
+    """Return how a run is, by a snapshot of its own."""
+    one, left_out = progress.left_out, None
+    if one is not None:
+        left_out = LeftOut(one.txid, one.dead_letters, datetime.fromtimestamp(one.committed_at, UTC))
+    return health(progress.waits, progress.failing, left_out)
+
+
+def health_in(snapshot: Snapshot, left_out: LeftOut | None) -> Health:
+    """Return how a topology that is led is, by what is stored."""
+    is_paused = snapshot.in_force.paused is not None
+    return health(snapshot.waiting, snapshot.failing, left_out, is_paused=is_paused)
 
 
 def _attempts(batch: FailingBatch) -> str:

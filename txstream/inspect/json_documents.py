@@ -106,9 +106,12 @@ def batch_document(batch: Batch) -> dict[str, Any]:
 
 def details_document(details: BatchDetails) -> dict[str, Any]:
     """Return what `batch_document` does, and `ranges` (a list, with records and the stored meta), `path`,
-    `failed_attempts` and `taken_up` (by partition, txids)."""
+    `failed_attempts`, `taken_up` (by partition, txids) and `phases` (seconds that add up)."""
+    from txstream.inspect.phases import phases
+
     return {
         **batch_document(details.batch),
+        "phases": {step: round(seconds, 6) for step, seconds in phases(details.batch).items()},
         "ranges": [_range_document(one) for one in details.ranges],
         "path": details.path,
         "failed_attempts": [_attempt_document(one) for one in details.failed_attempts],
@@ -147,7 +150,7 @@ def failing_document(batch: FailingBatch) -> dict[str, Any]:
 
     return {
         "txid": batch.txid,
-        "status": "failing",
+        "status": "retrying" if batch.may_pass else "failing",
         "failed_attempts": batch.failed_attempts,
         "last_attempt": batch.attempt,
         "last_failed_at": batch.at.isoformat(),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from txstream.core.errors import UsageError
 from txstream.core.transaction import AttemptId, Txid
 from txstream.core.wording import in_order
-from txstream.inspect.databases import topology_databases
+from txstream.inspect.databases import Where, topology_databases
 from txstream.inspect.records import (
     Batch,
     BatchDetails,
@@ -21,7 +21,6 @@ from txstream.inspect.records import (
     PartitionRange,
     numbers_of,
 )
-from txstream.settings import Settings
 
 if TYPE_CHECKING:
     from txstream.state import BatchRecord, StateBackend
@@ -38,7 +37,7 @@ class UnknownTxidError(UsageError):
 
 def batches(
     topology_id: str,
-    settings: Settings | None = None,
+    settings: Where = None,
     *,
     last: int | None = None,
     before: int | None = None,
@@ -124,7 +123,7 @@ def _had_trouble(batch: Batch) -> bool:
 def batch(
     topology_id: str,
     txid: int,
-    settings: Settings | None = None,
+    settings: Where = None,
     *,
     missing: list[MissingDatabase] | None = None,
 ) -> BatchDetails:

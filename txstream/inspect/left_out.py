@@ -12,9 +12,9 @@ import pyarrow as pa
 from txstream.core.dead_letters import LetterKey
 from txstream.core.errors import TxstreamError, UsageError
 from txstream.core.transaction import Txid
-from txstream.inspect.databases import topology_databases
+from txstream.inspect.databases import Where, topology_databases
+from txstream.inspect.health import LeftOut
 from txstream.inspect.records import MissingDatabase
-from txstream.settings import Settings
 
 if TYPE_CHECKING:
     from txstream.inspect.snapshot import Snapshot
@@ -55,7 +55,7 @@ _LIGHT: Final = pa.schema(
 
 def dead_letters(
     topology_id: str,
-    settings: Settings | None = None,
+    settings: Where = None,
     *,
     component: str | Collection[str] | None = None,
     since: datetime | None = None,
@@ -134,6 +134,16 @@ def left_out(topology_id: str, databases: Iterable[StateBackend]) -> Counter[Txi
     for (txid, _), number in _counts(topology_id, databases):
         found[txid] += number
     return found
+
+
+def newest_left_out(topology_id: str, databases: Sequence[StateBackend]) -> LeftOut | None:
+    """Return the newest batch that left out records; None if there is none, or it has been pruned."""
+    counts = left_out(topology_id, databases)
+    newest = max(counts, default=None)
+    if newest is None:
+        return None
+    rows = [row for one in databases if (row := one.batch(topology_id, newest)) is not None]
+    return LeftOut(newest, counts[newest], rows[0].committed_at) if rows else None
 
 
 def number_dead(topology_id: str, databases: Iterable[StateBackend]) -> int:

@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MissingDatabase:
-    """A database of a topology that could not be read: why, and what would help."""
+    """A database of a topology that could not be read: why, and what would help. If `database` is empty,
+    nobody knows where it is."""
 
     database: str
     reason: str
     remedy: str
 
     def __str__(self) -> str:
-        return f"database {self.database} was left out: {self.reason}; {self.remedy}"
+        which = f"database {self.database}" if self.database else "its database"
+        return f"{which} was left out: {self.reason}; {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,8 @@ class TableDiff:
 
     Opaque: `created`, `changed` and `removed` are rows with their values before and after, removed ones of
     the last batch only; `unchanged` counts the rows that carry the txid with the value that they had before.
-    Transactional: `carrying` are the rows that carry the txid; their earlier values are not kept.
+    `carrying` are the rows that carry the txid and whose earlier values are not known: those of transactional
+    tables, and of a table of rows that may be replaced those that an undone batch had replaced.
     `carrying_count` counts all rows that carry the txid, including those beyond a limit. `overwritten` counts
     the rows that it wrote and later batches have changed since, in all tables of this database together; None
     if unknown.

@@ -6,10 +6,12 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from txstream.inspect.databases import Databases, is_tracked, open_databases
+from txstream.core.transaction import FIRST_TXID
+from txstream.inspect.databases import NOWHERE, Databases, is_tracked, open_databases
+from txstream.inspect.health import Health, LeftOut, health_in
 from txstream.inspect.json_documents import document, entry_document, failing_document
 from txstream.inspect.ledgers import entry
-from txstream.inspect.left_out import number_dead, number_late
+from txstream.inspect.left_out import newest_left_out, number_dead, number_late
 from txstream.inspect.overview import look, status_of
 from txstream.inspect.source import SourceNow, begin_to_ask
 
@@ -32,6 +34,7 @@ class Standing:
     dead_letters: int | None
     late_records: int | None
     missing: tuple[MissingDatabase, ...]
+    left_out: LeftOut | None = None
 
     @property
     def places(self) -> list[str]:
@@ -45,6 +48,13 @@ class Standing:
             (one.last for one in self.snapshot.databases if one.last), key=lambda row: row.txid, default=None
         )
 
+    @property
+    def health(self) -> Health | None:
+        """How it is; None if nobody leads it."""
+        if self.status.leader is None:
+            return None
+        return health_in(self.snapshot, self.left_out)
+
 
 def standing_of(settings: Settings, topology_id: str, zookeeper: ZooKeeper) -> Standing:
     """Read how a topology stands. Raises UnknownTopologyError, CorruptStateError, ServiceUnavailableError."""
@@ -52,19 +62,31 @@ def standing_of(settings: Settings, topology_id: str, zookeeper: ZooKeeper) -> S
     with contextlib.ExitStack() as stack:
         databases = Databases()
         if not is_tracked(zookeeper, topology_id):
-            databases = stack.enter_context(open_databases(settings, topology_id))
+            databases = stack.enter_context(open_databases(settings, topology_id, strict=False))
         snapshot = look(zookeeper, topology_id, databases.opened)
-        dead = late = None
-        if not databases.missing:
+        dead = late = left_out = None
+        missing = (*databases.missing, *_unknown(snapshot, databases))
+        if not missing:
             dead = number_dead(topology_id, databases.opened)
             late = number_late(topology_id, databases.opened) if dead else 0
+            left_out = newest_left_out(topology_id, databases.opened)
         status = status_of(settings, snapshot, zookeeper.standbys(topology_id))
-    return Standing(status, snapshot, source(), dead, late, tuple(databases.missing))
+    return Standing(status, snapshot, source(), dead, late, missing, left_out)
+
+
+def _unknown(snapshot: Snapshot, databases: Databases) -> list[MissingDatabase]:
+    """Return that no database is known of a topology that has committed something."""
+    progress = snapshot.progress
+    if databases.opened or databases.missing or progress is None or progress.current == FIRST_TXID:
+        return []
+    if snapshot.identity is None or snapshot.identity.is_tracked:
+        return []
+    return [NOWHERE]
 
 
 def standing_document(found: Standing) -> dict[str, Any]:
     """Return what `txstream status ID --json` prints."""
-    status, last = found.status, found.last
+    status, last, state = found.status, found.last, found.health
     return {
         "topology": status.id,
         "uuid": status.uuid,
@@ -79,6 +101,7 @@ def standing_document(found: Standing) -> dict[str, Any]:
             {"driver": one.driver, "since": document(one.since), "standby": one.standby}
             for one in status.standbys
         ],
+        "health": None if state is None else {"state": str(state.word), "told": str(state)},
         "paused": _paused(found.snapshot.in_force.paused),
         "paused_next": _paused(found.snapshot.paused_next),
         "current_txid": status.current_txid,

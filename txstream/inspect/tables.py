@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from txstream.api.schema import format_schema
 from txstream.core.errors import StateTableError, UsageError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid
-from txstream.inspect.databases import Databases, topology_databases
+from txstream.inspect.databases import Databases, Where, topology_databases
 from txstream.inspect.keys import check_key, parse_key
 from txstream.inspect.ledgers import no_such_txid
 from txstream.inspect.records import RowChange, StateRow, StateRows, StateTable, TableDiff
-from txstream.settings import Settings
 from txstream.state.reading import StateReading, StoredRow, StoredTable
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def states(
-    topology_id: str, settings: Settings | None = None, *, missing: list[MissingDatabase] | None = None
+    topology_id: str, settings: Where = None, *, missing: list[MissingDatabase] | None = None
 ) -> list[StateTable]:
     """Return the state tables of a topology in all its databases, by name.
 
@@ -45,7 +45,7 @@ def get(
     topology_id: str,
     table: str,
     key: Sequence[Any] | Mapping[str, Any],
-    settings: Settings | None = None,
+    settings: Where = None,
     *,
     database: str | None = None,
     parse: bool = False,
@@ -66,7 +66,7 @@ def top(
     topology_id: str,
     table: str,
     n: int = 10,
-    settings: Settings | None = None,
+    settings: Where = None,
     *,
     database: str | None = None,
 ) -> StateRows:
@@ -81,7 +81,7 @@ def diff(
     topology_id: str,
     table: str,
     txid: int,
-    settings: Settings | None = None,
+    settings: Where = None,
     *,
     database: str | None = None,
     limit: int | None = None,
@@ -106,8 +106,10 @@ def diff(
                 reading.count_written_by(other.name, txid) for other in reading.tables() if other.has_txid
             )
             overwritten = max(0, record.keys - still)
-        tells = stored.tells_before
-        changes = [RowChange(row.key, row.prev, None if row.removed else row.value) for row in rows if tells]
+        tells = [stored.tells_before and row.knows_before for row in rows]
+        changes = [
+            RowChange(row.key, row.prev, None if row.removed else row.value) for row in compress(rows, tells)
+        ]
         return TableDiff(
             database=place.display_url,
             table=table,
@@ -117,7 +119,9 @@ def diff(
             created=tuple(c for c in changes if c.before is None and c.after is not None),
             changed=tuple(c for c in changes if c.before not in (None, c.after) and c.after is not None),
             unchanged=sum(change.before == change.after for change in changes),
-            carrying=tuple(_row(row) for row in rows if not (tells or row.removed)),
+            carrying=tuple(
+                _row(row) for row, told in zip(rows, tells, strict=True) if not (told or row.removed)
+            ),
             carrying_count=count,
             overwritten=overwritten,
             notes=tuple(
@@ -137,7 +141,7 @@ def diff(
 
 @contextlib.contextmanager
 def _reading(
-    topology_id: str, table: str, settings: Settings | None, database: str | None
+    topology_id: str, table: str, settings: Where, database: str | None
 ) -> Iterator[tuple[StateBackend, StateReading, StoredTable]]:
     with topology_databases(settings, topology_id, []) as databases:
         place = place_of_table(topology_id, table, databases, database)

@@ -78,7 +78,8 @@ class StoredRow:
     returns, `txid` has removed the row.
 
     `unfinished` is true when a batch that is still being committed has written the row. In an opaque table
-    the row is then as it was before that batch, and its `prev` and `txid` are unknown.
+    the row is then as it was before that batch, and its `prev` and `txid` are unknown. Without `knows_before`
+    nobody knows what the key held before `txid`: an undone batch had replaced the row, and has given it back.
     """
 
     key: Mapping[str, Any]
@@ -87,6 +88,7 @@ class StoredRow:
     txid: Txid | None
     unfinished: bool = False
     removed: bool = False
+    knows_before: bool = True
 
 
 class StateReading(ABC):

@@ -462,3 +462,73 @@ def test_a_source_with_a_schema_can_be_shipped() -> None:
 def test_no_values_make_an_empty_column() -> None:
     decoder = AvroDecoder(parsed(json.dumps(record(field("int")))), parsed(json.dumps(record(field("long")))))
     assert decoder.read([]).type == pa.struct([pa.field("x", pa.int64())])
+
+
+# --- depth -----------------------------------------------------------------------------------------
+
+
+SELF = {
+    "in a union": ["null", "Node"],
+    "in an array": {"type": "array", "items": "Node"},
+    "in a map": {"type": "map", "values": "Node"},
+    "in another record": {"type": "record", "name": "Inner", "fields": [field(["null", "Node"], "y")]},
+}
+ENDS = {"in a union": b"\x00", "in an array": b"\x00", "in a map": b"\x00", "in another record": b"\x00"}
+STEPS = {"in a union": b"\x02", "in an array": b"\x02", "in a map": b"\x02\x00", "in another record": b"\x02"}
+AFTER = {"in a union": b"", "in an array": b"\x00", "in a map": b"\x00", "in another record": b""}
+
+
+@pytest.mark.parametrize("how", SELF)
+def test_a_value_that_is_nested_without_end_is_a_bad_value_and_ends_no_process(how: str) -> None:
+    """fastavro calls itself for each level; in a process of its own, this test would show what that does."""
+    writer = record(field("long", "n"), field(SELF[how]), name="Node")
+    reader = record(field("long", "n"), name="Node")
+
+    def nested(levels: int) -> bytes:
+        return (b"\x02" + STEPS[how]) * levels + b"\x02" + ENDS[how] + AFTER[how] * levels
+
+    levels = 90
+    value = nested(levels)
+    assert len(value) < 10 * levels
+    assert read(writer, reader, value, b"\x04" + ENDS[how]) == [{"n": 1}, {"n": 2}]
+    for deep in (300, 5_000, 100_000):
+        with pytest.raises(BadValueError, match="nested more than 200 deep"):
+            read(writer, reader, nested(deep))
+    fitting, unfit = AvroDecoder(parsed(json.dumps(writer)), parsed(json.dumps(reader))).read_fit(
+        [value, nested(5_000), value]
+    )
+    assert (fitting.to_pylist()[::2], list(unfit)) == ([{"n": 1}, {"n": 1}], [1])
+
+
+@pytest.mark.parametrize("how", SELF)
+@given(data=st.binary(max_size=40))
+def test_what_is_no_avro_value_is_told_as_ever(how: str, data: bytes) -> None:
+    writer = record(field("long", "n"), field(SELF[how]), name="Node")
+    reader = record(field("long", "n"), name="Node")
+    try:
+        expected = [{"n": by_fastavro(writer, writer, data)["n"]}]
+    except Exception:  # noqa: BLE001 - whatever fastavro raises
+        expected = None
+    if expected is None:
+        with pytest.raises(BadValueError):
+            read(writer, reader, data)
+    else:
+        decoder = AvroDecoder(parsed(json.dumps(writer)), parsed(json.dumps(reader)))
+        found, unfit = decoder.read_fit([data])
+        assert not unfit or "left over" in unfit[0]
+        assert unfit or found.to_pylist() == expected
+
+
+@each("at", [0, 1, 2])
+def test_a_value_with_bytes_left_over_is_the_bad_one_and_none_beside_it(at: int) -> None:
+    schema = record(field("long", "n"))
+    values = [encoded(schema, {"n": number}) for number in range(3)]
+    values[at] += b"\x00\x00"
+    decoder = AvroDecoder(parsed(json.dumps(schema)), parsed(json.dumps(schema)))
+    found, unfit = decoder.read_fit(values)
+    assert unfit == {at: "bytes are left over behind it: 2"}
+    assert [row for number, row in enumerate(found.to_pylist()) if number != at] == [
+        {"n": number} for number in range(3) if number != at
+    ]
+    _, alone = decoder.read_fit(values[at : at + 1])
+    assert alone == {0: "bytes are left over behind it: 2"}

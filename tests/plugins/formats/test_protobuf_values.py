@@ -285,6 +285,25 @@ def test_a_proto_file_without_a_compiler_says_what_to_install(
         KafkaSource("orders", decode=Decode("protobuf", (path, "Order")))
 
 
+def test_a_message_that_is_nested_without_end_is_a_bad_value() -> None:
+    writer, reader = file_of("int64 id = 1", "Order parent = 2"), class_of(file_of("int64 id = 1"))
+    decoder = ProtobufDecoder(message_type(reader), registered(writer))
+    value = b""
+    for _ in range(5_000):  # each is a field 2 of its length
+        value = b"\x12" + _varint(len(value)) + value
+    found, unfit = decoder.read_fit([b"\0\x08\x01", b"\0" + value, b"\0\x08\x02"], 0)
+    assert [row and row["id"] for row in found.to_pylist()] in ([1, None, 2], [1, 0, 2])
+    assert set(unfit) <= {1}
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
+
+
 READER = [
     "int64 id = 1",
     "string user = 2",
@@ -302,6 +321,8 @@ READER = [
             r"field 'id' \(number 1\) is string in the writer's schema, int64 in the topology's",
         ),
         (["sint64 id = 1"], r"field 'id' \(number 1\) is sint64 in the writer's schema, int64"),
+        (["uint64 id = 1"], r"field 'id' \(number 1\) is uint64 in the writer's schema, int64"),
+        (["fixed64 id = 1"], r"field 'id' \(number 1\) is fixed64 in the writer's schema, int64"),
         (["int64 user = 2"], r"field 'user' \(number 2\) is int64 in the writer's schema, string"),
         (["int64 other = 2"], r"field 'user' \(number 2\) is other int64 in the writer's schema, string"),
         (["string user = 7"], "field 'user' has number 7 in the writer's schema, 2 in the topology's"),

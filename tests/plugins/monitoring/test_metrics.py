@@ -6,6 +6,7 @@ import json
 import socket
 import sqlite3
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,6 +35,7 @@ from txstream.api.spouts import HeldBack
 from txstream.core.dead_letters import DeadLetters
 from txstream.core.errors import UsageError
 from txstream.core.transaction import TransactionAttempt, epoch_of
+from txstream.inspect.health import Word
 from txstream.plugins.monitoring.catalog import CATALOG
 from txstream.plugins.monitoring.server import parse_address, served
 from txstream.plugins.proof.zookeeper_tree import MemoryTree
@@ -81,6 +83,8 @@ def test_a_run_tells_what_the_ledger_has(tmp_path: Path) -> None:
     assert found["txstream_leader",] == 1
     assert found["txstream_open_batches",] == found["txstream_fenced_total",] == 0
     assert found["txstream_waiting_seconds",] == found["txstream_source_unavailable_seconds",] == 0
+    assert found["txstream_search_seconds",] == 0
+    assert states(found) == ["healthy"]
     lags = {name[1:]: value for name, value in found.items() if name[0] == "txstream_source_lag_records"}
     assert lags == {("0", "lines"): 0, ("1", "lines"): 0}
     assert found["txstream_source_lag_seconds",] == 0
@@ -130,6 +134,14 @@ def test_failures_and_dead_letters_are_counted_by_component(tmp_path: Path) -> N
     )
     assert found["txstream_batches_total", "failed"] == failed
     assert found["txstream_records_total",] == 5
+    assert states(found) == ["leaving out records"]
+
+
+def states(found: Mapping[tuple[str, ...], float]) -> list[str]:
+    """Return the states that a scrape says a topology is in."""
+    told = {name[1]: value for name, value in found.items() if name[0] == "txstream_health"}
+    assert set(told) == {*map(str, Word)}
+    return [state for state, value in told.items() if value]
 
 
 def test_the_last_commit_of_an_earlier_run_is_known(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import re
 import sqlite3
@@ -12,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 import uvicorn
 from starlette.testclient import TestClient
+from support.lists import each
 from support.states import Rig
 from support.ui_site import AWAY, BASE, TXIDS, Served, filled
 from support.zookeeper_backends import CODEC, metas
@@ -35,11 +36,13 @@ from txstream.inspect import Batch, LedgerEntry, MissingDatabase, databases, ove
 from txstream.inspect.source import SourceNow
 from txstream.plugins.compare import kept
 from txstream.plugins.proof.zookeeper_tree import MemoryProgress
-from txstream.plugins.web import site as site_module, views
+from txstream.plugins.web import app as app_module, site as site_module, views
+from txstream.plugins.web.app import make_app
 from txstream.plugins.web.command import metrics_of
+from txstream.plugins.web.site import Site
 from txstream.plugins.web.timeline import seconds_of
 from txstream.settings import Settings
-from txstream.state import StateDatabase
+from txstream.state import StateDatabase, open_database
 from txstream.zookeeper import (
     ASSIGNMENT,
     EDGES,
@@ -224,14 +227,45 @@ def test_a_database_that_is_away_is_told_in_words(served: Served, monkeypatch: p
         raise ServiceUnavailableError(f"database {database.display_url} does not answer")
 
     monkeypatch.setattr(StateDatabase, "check", check)
-    for view in ("", "/timeline", "/batches/3", "/state", "/failures", "/trust"):
+    served.store.notes.put(WAITING, [Wait("the database", NOON, "", "gone")])
+    for view in ("/timeline", "/batches/3", "/state", "/failures"):
         text = served.get(f"/topologies/words{view}", 503)
         assert "state.db does not answer" in text
         assert "Traceback" not in text
     assert "does not answer" in served.json("/api/topologies/words/batches", 503)["error"]
+    # What ZooKeeper knows is shown, and what cannot be asked is not known, which is not 0.
+    for view in ("", "/source", "/trust"):
+        assert "does not answer" in served.get(f"/topologies/words{view}")
+    found = served.json("/api/topologies/words")
+    assert (found["current_txid"], found["dead_letters"], found["last_batch"]) == (TXIDS + 1, None, None)
+    assert found["health"]["told"].startswith("waiting for the database since")
+    (row,) = served.json("/api/overview")
+    assert (row["state"], row["committed_txid"], row["dead_letters"]) == ("waiting", TXIDS, None)
+    assert row["leader"]
     listed = served.get("/")
-    assert "state.db does not answer" in listed
-    assert 'href="/topologies/words"' in listed, "ZooKeeper has it, still"
+    assert "state.db was left out: does not answer" in listed
+    assert 'href="/topologies/words"' in listed
+    assert '<td data-label="dead letters" class="n">\n-\n</td>' in listed
+
+
+def test_the_dead_letters_of_a_database_that_the_page_does_not_have_are_not_known(
+    ledger: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(ledger, monkeypatch)
+    other = open_database(f"sqlite:///{tmp_path / 'other.db'}")
+    served.site = Site(replace(served.site.settings, database=other.display_url))
+    served.client = TestClient(make_app(served.site), base_url=BASE)
+    (row,) = served.json("/api/overview")
+    assert (row["committed_txid"], row["dead_letters"], row["age_seconds"]) == (TXIDS, None, None)
+    (told,) = row["missing"]
+    assert told.startswith("its database was left out: none that is known here has anything of it; give the")
+    assert told in html.unescape(served.get("/topologies/words"))
+    fresh = MemoryProgress(served.zookeeper.memory, "fresh", CODEC)
+    fresh.create_identity(Identity.new(Semantics.OPAQUE, "x.Source", {}, ("words",)))
+    fresh.claim_epoch(Epoch(0))
+    served.forget()
+    rows = {row["id"]: row for row in served.json("/api/overview")}
+    assert (rows["fresh"]["dead_letters"], rows["fresh"]["missing"]) == (0, []), "it has committed nothing"
 
 
 def test_topologies_say_what_waits_and_for_what(served: Served) -> None:
@@ -244,20 +278,46 @@ def test_topologies_say_what_waits_and_for_what(served: Served) -> None:
     assert row["leader"]
 
 
-def test_a_pause_is_a_pause_and_not_a_wait_for_its_end() -> None:
+def test_the_page_status_and_the_list_have_the_same_words_for_how_a_topology_is(
+    ledger: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = Served(ledger, monkeypatch)
+    monkeypatch.setattr(status, "open_zookeeper", served.zookeeper.opened)
     pause = Wait("`txstream resume words`", NOON, "paused by ann@host", "since 12:00")
-    away = Wait(f"partition {AWAY}", NOON, "txid 31 must hold the same", "gone")
-
-    def state(*waiting: Wait, paused: object = object()) -> tuple[str, list[Wait]]:
-        found: Any = SimpleNamespace(
-            status=SimpleNamespace(leader="a", waiting=waiting, failing=None),
-            snapshot=SimpleNamespace(in_force=SimpleNamespace(paused=paused)),
-        )
-        return views.state_of(found), views._waits(found)
-
-    assert state(pause) == ("paused", [])
-    assert state(pause, away) == ("waiting", [away])
-    assert state(away, paused=None) == ("waiting", [away])
+    away = Wait("the database", NOON, "", "gone")
+    search = Wait("what fails in txid 31", NOON, "1 of 50,000 records left to try", "txid 31")
+    tried = {"attempt": attempt_id(2, 1), "error": "no", "failed_at": NOON.isoformat(), "same": True}
+    states = [
+        ((), None, "healthy", "healthy"),
+        ((pause,), None, "paused", "paused"),
+        ((pause, away), None, "waiting", f"waiting for {away}"),
+        ((), tried, "retrying a batch", "retrying a batch: 1 attempt of txid 31 failed"),
+        (
+            (search,),
+            tried,
+            "leaving out records",
+            "leaving out records: looking for what fails in txid 31: 1 of ",
+        ),
+        ((), {**tried, "stays": True}, "failing", "failing: 1 attempt of txid 31 failed"),
+    ]
+    for waits, failed, word, told in states:
+        served.forget()
+        served.store.notes.put(WAITING, waits)
+        if failed is not None:
+            failing = FailingBatch(Txid(TXIDS + 1), attempt_id(2, 1), NOON, {"no": 1}, {}, [failed])
+            for note in (FAILING, FAILING_ATTEMPTS):
+                served.store.notes.put(note, failing)
+        (row,) = served.json("/api/overview")
+        assert row["state"] == word
+        assert row["health"].startswith(told)
+        pill = f'<span class="state {word.replace(" ", "-")}">{word}</span>'
+        for page in ("/", "/topologies/words"):
+            assert pill in served.get(page)
+            assert told == word or told.lower() in served.get(page).lower()
+        assert main(["status", "words", "--database", ledger.url, "--zookeeper", "127.0.0.1:1"]) == 0
+        assert re.search(rf"^health +{re.escape(told)}", capsys.readouterr().out, re.MULTILINE)
+        assert served.json("/api/topologies/words")["health"]["state"] == word
+    assert ">failing</span>" in served.get("/topologies/words/batches/31")
 
 
 def test_a_tracked_topology_shows_its_trees(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -726,6 +786,38 @@ def test_metrics_are_served_where_there_are_any(
     served.get("/metrics", 404)
     with_metrics = Served(ledger, monkeypatch, metrics=lambda: (b"txstream_leader 1\n", "text/plain"))
     assert with_metrics.get("/metrics") == "txstream_leader 1\n"
+
+
+def test_a_scraper_needs_no_token_that_was_made_for_operating(
+    ledger: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = {"metrics": lambda: (b"txstream_leader 1\n", "text/plain"), "token": "s" * 20}
+    for is_open, expected in ((True, 200), (False, 401)):
+        served = Served(ledger, monkeypatch, open_metrics=is_open, **metrics)
+        assert served.client.get("/metrics").status_code == expected
+        assert served.client.get("/api/topologies").status_code == 401, "nothing else is open"
+        strange = served.client.get("/metrics", headers={"host": "evil.example"})
+        assert strange.status_code == 421
+
+
+@each(
+    "given, is_open",
+    [
+        ((), False),
+        (("--allow-operate",), True),
+        (("--allow-operate", "--no-token"), False),
+        (("--allow-operate", "--token-file", "token"), False),
+    ],
+)
+def test_metrics_are_open_only_where_everybody_may_read(given: tuple[str, ...], is_open: bool) -> None:
+    Path("token").write_text("s" * 20)
+    asked: list[dict[str, Any]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app_module, "make_app", lambda site, **options: asked.append(options))
+        patch.setattr("uvicorn.Server.run", lambda *_, **__: None)
+        assert main(["ui", "--zookeeper", "127.0.0.1:1", "--port", "0", *given]) == 0
+    assert asked[0]["open_metrics"] is is_open
+    assert (asked[0]["token"] is None) is ("--allow-operate" not in given or "--no-token" in given)
 
 
 def test_everything_that_a_browser_loads_is_small(served: Served) -> None:

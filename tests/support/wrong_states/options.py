@@ -10,7 +10,7 @@ from support.wrong_states.registry import breaks
 from txstream.core.transaction import AttemptId, Txid
 from txstream.plugins.proof.stores import layout
 from txstream.plugins.proof.stores.memory import MemoryBackend
-from txstream.state import BatchRecord, TopologyLife
+from txstream.state import BatchRecord, TableSpec, TopologyLife
 from txstream.state.reading import StateReading
 
 
@@ -84,3 +84,19 @@ class _Always:
                 return getattr(here, name)(*arguments)
 
         return ask
+
+
+@breaks("expired-rows-are-removed")
+class RemovesAtTheHorizon(MemoryBackend):
+    """A row of the horizon's very second is taken for expired."""
+
+    def _remove_expired(self, here: Any, spec: TableSpec, horizon: int) -> None:
+        super()._remove_expired(here, spec, horizon + 1)
+
+
+@breaks("expired-rows-are-removed")
+class KeepsBeforeTheHorizon(MemoryBackend):
+    """A row of the second before the horizon is kept."""
+
+    def _remove_expired(self, here: Any, spec: TableSpec, horizon: int) -> None:
+        super()._remove_expired(here, spec, horizon - 1)

@@ -17,11 +17,12 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from txstream.core.dead_letters import DeadLetter
 from txstream.core.digests import TableDigest
 from txstream.core.errors import ShortBatchError
 from txstream.core.placement import TaskPlace
@@ -34,6 +35,7 @@ from txstream.engine.batch.sought import Sought
 
 _LENGTH = struct.Struct(">I")
 _ALIGNMENT_BYTES = 8
+_BYTES = "key", "value", "headers"  # of a dead letter
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +45,16 @@ class WorkOrder:
     `slots` are those that an operator has changed since the topology was started. The order holds them, so
     that every Spark task of an attempt, even one that is computed again, sees the same layout. `committed` is
     the attempt that was committed last; it is set only in the commit phase, and only if it is known.
-    `excluded` are the offsets, by partition, of the records that the batch leaves out. `records` are those of
-    dead letters that it retries, as the spout emits them; the first Spark task has them. `sought` is what a
+    `excluded` are the offsets, by partition, of the records that the batch leaves out. `letters` are the
+    dead letters that it retries; the first Spark task decodes them. `sought` is what a
     search looks for instead of records that fail. `horizons` are those of its metas. `ahead` is what the
     planner has read already of the ranges of the first and only Spark task.
 
     Up to `spare` records may be left out by the Spark tasks themselves (`leaving_out`). In the commit phase
     these are known: `left_out` are partition, offset and component of each, and `lineages` those of the
     processing phase's last messages.
+
+    `known` are the fingerprints of what batches before have fetched (`Reading.fetched`).
     """
 
     attempt: TransactionAttempt
@@ -59,13 +63,14 @@ class WorkOrder:
     slots: Mapping[str, int] = field(default_factory=dict)
     committed: TransactionAttempt | None = None
     excluded: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    records: pa.RecordBatch | None = None
+    letters: Sequence[DeadLetter] = ()
     sought: Sought | None = None
     horizons: Mapping[str, int] = field(default_factory=dict)
     ahead: Mapping[str, bytes] = field(default_factory=dict)
     spare: int = 0
     left_out: Sequence[tuple[str, int, str]] = ()
     lineages: Mapping[str, str] | None = None
+    known: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(
@@ -77,13 +82,14 @@ class WorkOrder:
                 "slots": dict(self.slots),
                 "committed": self.committed and [self.committed.txid, self.committed.attempt],
                 "excluded": dict(self.excluded),
-                "records": None if self.records is None else _as_text(self.records),
+                "letters": [_as_document(letter) for letter in self.letters],
                 "sought": self.sought,
                 "horizons": dict(self.horizons),
                 "ahead": {name: base64.b64encode(data).decode() for name, data in self.ahead.items()},
                 "spare": self.spare,
                 "left_out": self.left_out,
                 "lineages": self.lineages,
+                "known": dict(self.known),
             },
             separators=(",", ":"),
         )
@@ -100,25 +106,27 @@ class WorkOrder:
             document["slots"],
             None if committed is None else TransactionAttempt(*committed),
             document["excluded"],
-            None if document["records"] is None else _from_text(document["records"]),
+            tuple(_letter_of(letter) for letter in document["letters"]),
             None if document["sought"] is None else Sought(*document["sought"]),
             document["horizons"],
             {name: base64.b64decode(data) for name, data in document["ahead"].items()},
             document["spare"],
             tuple((partition, offset, component) for partition, offset, component in document["left_out"]),
             document["lineages"],
+            document["known"],
         )
 
 
-def _as_text(records: pa.RecordBatch) -> str:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, records.schema) as writer:
-        writer.write_batch(records)
-    return base64.b64encode(sink.getvalue()).decode()
+def _as_document(letter: DeadLetter) -> dict[str, Any]:
+    given = {name: getattr(letter, name) for name in _BYTES}
+    texts = {name: None if one is None else base64.b64encode(one).decode() for name, one in given.items()}
+    return asdict(letter) | texts
 
 
-def _from_text(text: str) -> pa.RecordBatch:
-    return pa.ipc.open_stream(base64.b64decode(text)).read_next_batch()
+def _letter_of(document: Mapping[str, Any]) -> DeadLetter:
+    texts = {name: document[name] for name in _BYTES}
+    given = {name: None if one is None else base64.b64decode(one) for name, one in texts.items()}
+    return DeadLetter(**{**document, **given})
 
 
 def pack(

@@ -20,7 +20,16 @@ import pyarrow as pa
 from txstream.api.spouts import PartitionEmitter
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.core.batch_metas import pieces
-from txstream.core.errors import BoltError, ShortBatchError
+from txstream.core.dead_letters import DeadLetter
+from txstream.core.errors import (
+    BatchFailedError,
+    BoltError,
+    DecodeError,
+    ServiceUnavailableError,
+    ShortBatchError,
+    TxstreamError,
+    UsageError,
+)
 from txstream.core.fault_points import CrashError
 from txstream.core.placement import TaskPlace
 from txstream.core.readings import Reading
@@ -130,19 +139,32 @@ def _reporting(
         process.end_task()
 
 
+def _decoded(plan: ExecutionPlan, letters: Sequence[DeadLetter]) -> pa.RecordBatch:
+    """Return the records of dead letters as the spout emits them. Here and not in the driver, which a decoder
+    may end. What would end a run is of these records: they stay dead."""
+    try:
+        return plan.create_source().letter_decoder(plan.context)(letters)
+    except TxstreamError as error:
+        if isinstance(error, (BatchFailedError, ServiceUnavailableError, UsageError)):
+            raise
+        raise DecodeError(str(error)) from error
+
+
 def _read(
     plan: ExecutionPlan, spark_task: int, order: WorkOrder, run: StageRun, process: WorkerProcess
 ) -> tuple[int, float, Reading]:
     """Push what the emitter reads. Returns the number of records, the seconds spent waiting for them, and
     what the emitter tells of them."""
     assigned = order.assignments[spark_task]
-    if order.records is not None and spark_task == 0:
-        run.outbox.push(plan.spout_id, DEFAULT_STREAM, spark_task, order.records)
-        return order.records.num_rows, 0.0, Reading()
+    if order.letters and spark_task == 0:
+        records = _decoded(plan, order.letters)
+        run.outbox.push(plan.spout_id, DEFAULT_STREAM, spark_task, records)
+        return records.num_rows, 0.0, Reading()
     if not assigned:
         return 0, 0.0, Reading()
     emitter, codec = process.spout()
     emitter.take_reading()  # of a task that has failed
+    emitter.known = order.known
     attempt = str(order.attempt)
     metas = {
         partition: codec.decode_meta(meta, f"partition {partition!r} of {attempt}")

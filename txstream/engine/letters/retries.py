@@ -9,21 +9,12 @@ when nothing is left that they ask for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-import pyarrow as pa
-
 from txstream.core.batch_metas import BatchMetas
-from txstream.core.dead_letters import DeadLetter, LetterKey
-from txstream.core.errors import (
-    BatchFailedError,
-    CorruptStateError,
-    DecodeError,
-    ServiceUnavailableError,
-    TxstreamError,
-    UsageError,
-)
+from txstream.core.dead_letters import LetterKey
+from txstream.core.errors import CorruptStateError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid
 from txstream.state import StateBackend, TopologyStates
@@ -35,9 +26,6 @@ MOST_LETTERS: Final = 100
 MOST_BYTES: Final = 1024 * 1024
 """Of one batch, as stored; at least one letter is taken."""
 
-Decode = Callable[[Sequence[DeadLetter]], pa.RecordBatch]
-"""Returns records as the spout emits them. Raises DecodeError."""
-
 
 class Retries:
     """What is left to retry, in all databases of one life of a topology."""
@@ -45,11 +33,9 @@ class Retries:
     def __init__(
         self,
         states: Sequence[TopologyStates],
-        decode: Decode,
         asked: deque[frozenset[str] | None],
     ) -> None:
         self._states = states
-        self._decode = decode
         self._asked = asked
         self._failed: set[LetterKey] = set()
 
@@ -78,21 +64,16 @@ class Retries:
         return ()
 
     def loaded(self, metas: BatchMetas[Any], txid: Txid | None = None) -> BatchMetas[Any]:
-        """Return a batch with the records that it retries. One that was dropped meanwhile is left out, unless
-        a database may have it as part of `txid`. Raises DecodeError, and CorruptStateError for that."""
+        """Return a batch with the letters that it retries. One that was dropped meanwhile is left out, unless
+        a database may have it as part of `txid`: that raises CorruptStateError."""
         if not metas.retried:
             return metas
         read = {key: self._read(key) for key in metas.retried}
         gone = min((key for key, one in read.items() if one is None), default=None)
         if gone is not None and txid is not None:
             self._refuse_without(gone, txid)
-        found = [one.letter for one in read.values() if one is not None]
-        try:
-            return metas.retrying(metas.retried, self._decode(found))
-        except TxstreamError as error:
-            if isinstance(error, (BatchFailedError, ServiceUnavailableError, UsageError)):
-                raise
-            raise DecodeError(str(error)) from error  # also what would end the run: a letter stays dead
+        found = tuple(one.letter for one in read.values() if one is not None)
+        return metas.retrying(metas.retried, found)
 
     def _refuse_without(self, gone: LetterKey, txid: Txid) -> None:
         """An opaque batch is undone and planned anew; the plan of a transactional one is what it was."""

@@ -158,7 +158,7 @@ class Planning:
             self._plan_nothing(plan, _POLL.after(self._idle_polls))
             return
         self._idle_polls = 0
-        self._planned_at[plan.txid] = datetime.now(UTC)
+        self._planned_at.setdefault(plan.txid, datetime.now(UTC))  # an opaque replay is one more plan
         records = planned_records(metas)
         self._is_small = self._is_all_there_is(metas, records, limit)
         self._pace.planned(plan.txid, limit if records is None else records, replay=plan.replay)

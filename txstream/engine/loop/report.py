@@ -80,8 +80,8 @@ class TreeCounts(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class RunProgress:
     """A snapshot of a running topology. `active` has the phase of each open txid; `waiting_for` tells of
-    `waits`; `failing` is an open batch that has failed, `last` the one committed last; `lag_records` is None
-    if it is not known. With tracked tuples there are `trees` and no txids."""
+    `waits`; `failing` is an open batch that has failed, `left_out` the newest one that left out records;
+    `lag_records` is None if it is not known. With tracked tuples there are `trees` and no txids."""
 
     topology: str
     committed_txid: int
@@ -96,7 +96,7 @@ class RunProgress:
     dead_letters: int = 0
     waits: tuple[Wait, ...] = ()
     failing: FailingBatch | None = None
-    last: BatchTiming | None = None
+    left_out: BatchTiming | None = None
 
 
 def shown_reasons(reasons: Mapping[str, int]) -> list[str]:
@@ -230,6 +230,7 @@ class Statistics:
     recovered_batches: int = 0
     dead_letters: int = 0
     first_txid: Txid | None = None
+    left_out: BatchTiming | None = None
     assignment: Assignment | None = None
     timings: deque[BatchTiming] = field(default_factory=lambda: deque(maxlen=_KEPT_TIMINGS))
 
@@ -242,6 +243,7 @@ class Statistics:
         self.first_txid = self.first_txid or timing.txid
         self.recovered_batches += is_recovered
         self.dead_letters += timing.dead_letters
+        self.left_out = timing if timing.dead_letters else self.left_out
 
     def in_commit_of(self, txid: Txid) -> dict[str, float]:
         """Seconds by step of the commit of the batch that was committed last, if it is this one."""

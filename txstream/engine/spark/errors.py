@@ -8,6 +8,7 @@ process ends.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 
 from txstream.core import errors
@@ -19,6 +20,15 @@ _FRAME = re.compile(r'  File "(?:.*/)?([^"/]+)", line (\d+), in ')
 _OF_SPARK = re.compile(r'  File "[^"]*/pyspark(?:\.zip)?/')
 # The end of a traceback: the error's class and its message.
 _RAISED = re.compile(r"([\w.]*\.)?(\w+)(?:: (.*))?", re.DOTALL)
+_FAULT = re.compile(r"Fatal Python error: ([^\n\r]+)")
+_SIGNALS = {
+    "Segmentation fault": signal.SIGSEGV,
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Floating point exception": signal.SIGFPE,
+    "Floating-point exception": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
+}
 _ERRORS_MODULE = f"{errors.__name__}."
 
 
@@ -39,8 +49,11 @@ def spark_error(
         return errors.UsageError(f"{who}: its Spark job failed: {missing}")
     trace = _python_traceback(text)
     if trace is None:
-        failed = f"its Spark job failed: {_reason(text)}"
-        return _of(errors.BoltError(f"{who}: {failed}"), failed, dataframes)
+        ended = _ended(text)
+        failed = ended or f"its Spark job failed: {_reason(text)}"
+        error = _of(errors.BoltError(f"{who}: {failed}"), failed, dataframes)
+        error.without_data = ended
+        return error
     kind, message, details = _raised(trace)
     # A bolt further up has named itself in what it reported.
     if message.startswith(str(attempt)):
@@ -76,6 +89,17 @@ def _missing_module(text: str) -> str | None:
         if line.startswith(("ModuleNotFoundError", "ImportError")):
             return f"{line} (ship your own modules with --py-files, Settings.py_files)"
     return None
+
+
+def _ended(text: str) -> str | None:
+    """How a worker process ended, if that is the cause. A fault in C leaves a word; SIGKILL leaves none."""
+    if "Python worker exited unexpectedly" not in text:
+        return None
+    fault = _FAULT.search(text)
+    number = _SIGNALS.get(fault[1]) if fault else None
+    if fault is None or number is None:
+        return "its worker process ended; it was killed, perhaps for lack of memory, or has ended itself"
+    return f"its worker process ended: signal {int(number)} ({fault[1]})"
 
 
 def _python_traceback(text: str) -> str | None:

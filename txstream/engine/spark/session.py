@@ -57,6 +57,7 @@ RECIPE: Mapping[str, str] = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": DAEMON_MODULE,
     "spark.python.worker.reuse": "true",
+    "spark.python.worker.faulthandler.enabled": "true",  # a process that ends says by which signal
     "spark.scheduler.mode": "FAIR",
     "spark.locality.wait": "0",
     "spark.sql.adaptive.enabled": "false",

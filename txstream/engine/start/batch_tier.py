@@ -81,11 +81,7 @@ class BatchTier(Tier[EventLoop]):
             steering=taken.steering,
             log_end=log_end,
             letters=LetterReader(source, ready.plan.context),
-            retries=Retries(
-                states,
-                source.letter_decoder(ready.plan.context),
-                taken.steering.retries,
-            ),
+            retries=Retries(states, taken.steering.retries),
             read_before=ReadBefore(states),
             until_txid=self.until_txid,
             warm_up_seconds=self.warm_up_seconds,
@@ -141,7 +137,7 @@ class BatchTier(Tier[EventLoop]):
             dead_letters=statistics.dead_letters,
             waits=loop.waiting.waits,
             failing=loop.failures.failing,
-            last=statistics.timings[-1] if statistics.timings else None,
+            left_out=statistics.left_out,
         )
 
     def _lag_records(self, loop: EventLoop) -> int | None:

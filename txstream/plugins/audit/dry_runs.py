@@ -143,7 +143,7 @@ class DryRuns:
         if metas.retried:
             life = self.topology.id, row.uuid, self.topology.semantics
             states = [database.of(*life) for database in self.databases.opened]
-            metas = Retries(states, self.topology.spout.source.decoded, deque()).loaded(metas)
+            metas = Retries(states, deque()).loaded(metas)
         return DryBatch(
             TransactionAttempt(Txid(txid), row.attempt),
             metas,

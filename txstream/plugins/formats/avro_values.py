@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from txstream.api.schema import format_type
 from txstream.core.errors import SchemaError
+from txstream.plugins.formats.avro_depth import depth_check
 from txstream.plugins.formats.avro_schema import (
     AvroSchema,
     Schema,
@@ -89,6 +90,7 @@ class AvroDecoder(SlicedDecoder):
         import fastavro
 
         self._read = fastavro.schemaless_reader
+        self._check_depth = depth_check(writer)
         resolution = _Resolution(writer, reader, errors)
         self._convert = resolution.column(writer.root, reader.root, "")
         self._writer, self._reader, self._errors = writer.plain, None, errors
@@ -99,8 +101,11 @@ class AvroDecoder(SlicedDecoder):
 
     def decode(self, values: Sequence[bytes], skip: int, found: list[Any]) -> Exception | None:
         read, writer, reader, errors, add = self._read, self._writer, self._reader, self._errors, found.append
+        check_depth = self._check_depth
         try:
             for value in values:
+                if check_depth is not None:
+                    check_depth(value, skip)
                 data = BytesIO(value)
                 data.seek(skip)
                 add(read(data, writer, reader, handle_unicode_errors=errors))

@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 import pyarrow as pa
 
 from txstream.api.spouts import SpoutContext
+from txstream.core.readings import NOTHING_READ, Reading, refuse_changes
 from txstream.plugins.formats.schema_registry import (
     HEADER_BYTES,
     RegisteredSchema,
@@ -106,6 +107,11 @@ class RegisteredReader(_FittingReader):
         self._decoders: dict[int, Decoder | UnresolvableError] = {}
         self._fingerprints: dict[int, str] = {}
         self._used: set[int] = set()
+        self._known = NOTHING_READ
+
+    def know(self, known: Mapping[str, str]) -> None:
+        """From now on, refuse another schema under an id than this fingerprint's, before anything is read."""
+        self._known = Reading({}, known)
 
     def take_fetched(self) -> Mapping[str, str]:
         """Return the fingerprints of the schemas that were read by since the last call, by their ids."""
@@ -143,10 +149,10 @@ class RegisteredReader(_FittingReader):
             except UnresolvableError as error:
                 refused[rows[error.row]] = f"{self._name_of(header)}: {error}"
         has_read = any(not isinstance(one, UnresolvableError) for one in self._decoders.values())
-        for error, rows in unknown.items():
-            if not has_read or len(rows) > _FEW:
-                raise error
-            unfit.update((row, f"{error}; or it only looks as if it began with an id") for row in rows)
+        for missing, some_rows in unknown.items():
+            if not has_read or len(some_rows) > _FEW:
+                raise missing
+            unfit.update((row, f"{missing}; or it only looks as if it began with an id") for row in some_rows)
         if refused:
             refuse_first({**unfit, **refused})
         return _in_order(found, len(values)) if found else pa.nulls(len(values), self._format.type), unfit
@@ -171,6 +177,8 @@ class RegisteredReader(_FittingReader):
                 known = error
             self._decoders[schema_id] = known
         self._used.add(schema_id)
+        found = Reading({}, {f"schema {schema_id}": self._fingerprints[schema_id]})
+        refuse_changes(self._known.changed(found), "a batch would be read by another schema")
         if isinstance(known, UnresolvableError):
             raise known
         return known

@@ -63,6 +63,15 @@ CATALOG: Mapping[str, Described] = {
     "txstream_waiting_seconds": Described(
         "gauge", (), "How long the oldest wait for a service lasts; 0 without one."
     ),
+    "txstream_health": Described(
+        "gauge",
+        ("state",),
+        "1 for the state that the topology is in: healthy, paused, leaving out records, retrying a batch, "
+        "waiting, failing; 0 for the others.",
+    ),
+    "txstream_search_seconds": Described(
+        "gauge", (), "How long a search for a failing record lasts; 0 without one."
+    ),
     "txstream_open_batches": Described("gauge", (), "Batches that are planned and not committed."),
     "txstream_state_rows_written_total": Described(
         "counter", ("table",), "Rows that committed batches wrote from their deltas."

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -20,10 +19,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from txstream.core.errors import TxstreamError
 from txstream.core.transaction import Txid
 from txstream.inspect.databases import open_databases, open_zookeeper
+from txstream.inspect.health import health_in
+from txstream.inspect.left_out import newest_left_out
 from txstream.inspect.overview import look
 from txstream.inspect.source import source_now
 from txstream.plugins.monitoring.catalog import Families
-from txstream.plugins.monitoring.of_run import SOURCE_WAITS, Histogram
+from txstream.plugins.monitoring.of_run import SOURCE_WAITS, Histogram, add_health
 from txstream.plugins.monitoring.source_lag import ALL_PARTITIONS
 from txstream.settings import Settings
 
@@ -62,7 +63,7 @@ def exposition(settings: Settings | None = None, totals: Totals | None = None) -
             _collect_ledgers(families, topology, last, totals)
             if topology in led:
                 with contextlib.suppress(TxstreamError):
-                    _collect_progress(families, settings, look(zookeeper, topology))
+                    _collect_progress(families, settings, look(zookeeper, topology), [*last])
     registry = CollectorRegistry()
     registry.register(_Collected(families))
     return bytes(generate_latest(registry))
@@ -120,14 +121,18 @@ def _count(totals: Totals, topology: str, database: StateBackend, newest: Txid) 
     return counted
 
 
-def _collect_progress(families: Families, settings: Settings, snapshot: Snapshot) -> None:
+def _collect_progress(
+    families: Families, settings: Settings, snapshot: Snapshot, databases: Sequence[StateBackend]
+) -> None:
     add = _adder(families, snapshot.topology)
     add("leader", 0 if snapshot.leader is None else 1)
     if snapshot.epoch is not None:
         add("epoch", snapshot.epoch)
-    now = datetime.now(UTC)
-    waits = [(wait.what, (now - wait.since).total_seconds()) for wait in snapshot.waiting]
-    add("waiting_seconds", max((seconds for _, seconds in waits), default=0))
+    waits: list[tuple[str, float]] = []
+    if snapshot.leader is not None:
+        waits = add_health(
+            add, health_in(snapshot, newest_left_out(snapshot.topology, databases)), snapshot.waiting
+        )
     if snapshot.trees is not None:
         _collect_trees(snapshot.trees, add)
         return

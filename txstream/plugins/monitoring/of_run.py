@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,13 @@ from prometheus_client.core import Metric
 from txstream.api.topology import BATCHES, Topology
 from txstream.core.dead_letters import DeadLetter
 from txstream.core.errors import TxstreamError
+from txstream.core.failing_batch import Wait
 from txstream.core.transaction import TransactionAttempt
 from txstream.engine.commit.committer import Prepared, state_committers
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.report import BatchTiming
+from txstream.inspect.health import Health, Word, health_of, outages, searches
 from txstream.plugins.monitoring.catalog import Families
 from txstream.plugins.monitoring.source_lag import SourceLag
 from txstream.plugins.tracked.turns import Turns
@@ -165,10 +168,11 @@ class RunMetrics(Watcher):
         if driver.taken is not None:
             add("epoch", driver.taken.epoch)
         now = datetime.now(UTC)
-        waits = [(wait.what, (now - wait.since).total_seconds()) for wait in driver.waiting.waits]
-        add("waiting_seconds", max((seconds for _, seconds in waits), default=0))
+        waits = driver.waiting.waits
+        state = health_of(replace(driver.progress(0.0), waits=waits))
+        waited = add_health(add, state, waits)
         if isinstance(loop, EventLoop):
-            away = [seconds for what, seconds in waits if what.startswith(SOURCE_WAITS)]
+            away = [seconds for what, seconds in waited if what.startswith(SOURCE_WAITS)]
             away += [(now - since).total_seconds() for since in loop.unreadable.left_out_since.values()]
             add("source_unavailable_seconds", max(away, default=0))
             self._collect_batches(families, loop, add)
@@ -234,6 +238,18 @@ class RunMetrics(Watcher):
         if before is not None and self._last_commit is None:
             self._last_commit = before
         return before
+
+
+def add_health(add: Callable[..., None], state: Health, waits: Sequence[Wait]) -> list[tuple[str, float]]:
+    """Add how a topology is, and for how long it waits. Return what it waits for with the seconds."""
+    now = datetime.now(UTC)
+    for word in Word:
+        add("health", int(word is state.word), str(word))
+    away = [(wait.what, (now - wait.since).total_seconds()) for wait in outages(waits)]
+    add("waiting_seconds", max((seconds for _, seconds in away), default=0))
+    looked = [(now - wait.since).total_seconds() for wait in searches(waits)]
+    add("search_seconds", max(looked, default=0))
+    return away
 
 
 def _collect_trees(turns: Turns, add: Callable[..., None]) -> None:

@@ -64,11 +64,13 @@ def make_app(
     token: str | None = None,
     allow_operate: bool = False,
     metrics: Metrics | None = None,
+    open_metrics: bool = False,
 ) -> ASGIApp:
-    """Return the page as an ASGI application for a server at `host`."""
+    """Return the page as an ASGI application for a server at `host`. With `open_metrics`, whoever reaches it
+    reads the metrics without the token."""
     # A timeline repeats itself: with a thousand partitions it is 200 kB, 10 kB on the way.
     app = GZipMiddleware(App(site, token, allow_operate, metrics).starlette, compresslevel=5)
-    return Guard(app, host=host, token=token)
+    return Guard(app, host=host, token=token, open_metrics=open_metrics)
 
 
 class App:

@@ -101,6 +101,7 @@ def ui(
         token=token,
         allow_operate=allow_operate,
         metrics=metrics_of(settings),
+        open_metrics=made is not None,
     )
     with _listening(host, port) as listening:
         url = f"http://{_shown(host)}:{listening.getsockname()[1]}/" + (f"?token={made}" if made else "")

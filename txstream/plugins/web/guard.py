@@ -4,8 +4,9 @@ Invariants.
 - The name in `Host` is one of this server's own, or an address: no other site's name may lead here.
 - What no server, text or id can be (a malformed `Host`, NUL, half a character) is refused before it is used.
 - What changes anything comes from a page of this server (`Origin`); another site's page reads nothing.
-- With a token, only the login page and the static files are answered without it. An address with the token
-  gives the browser a cookie and leads to the same address without it.
+- With a token, only the login page and the static files are answered without it, and the metrics where every
+  user of the machine may read them: those of a page on loopback whose token was made for operating it. An
+  address with the token gives the browser a cookie and leads to the same address without it.
 - Every answer forbids the browser to load or run anything that is not from here.
 """
 
@@ -46,8 +47,11 @@ _HEADERS = {
 class Guard:
     """Refuses requests that may not be answered, and adds the headers to every answer."""
 
-    def __init__(self, app: ASGIApp, *, host: str, token: str | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, *, host: str, token: str | None = None, open_metrics: bool = False
+    ) -> None:
         self._app = app
+        self._open = (*_OPEN, "/metrics") if open_metrics else _OPEN
         self._names = {host, "localhost", socket.gethostname(), socket.getfqdn()}
         self._names = {name.lower().strip("[]") for name in self._names}
         self._any_address = not is_loopback(host)
@@ -89,7 +93,7 @@ class Guard:
         given = request.query_params.get("token")
         if self._token is not None and given is not None and is_safe and is_same(given, self._token):
             return logged_in(request, _without_token(request), self._token)
-        if self._token is None or request.url.path.startswith(_OPEN) or self._is_known(request):
+        if self._token is None or request.url.path.startswith(self._open) or self._is_known(request):
             return None
         if request.url.path.startswith("/api/") or not is_safe or "text/html" not in _accepted(request):
             return _words(request, 401, "the token is missing or wrong: Authorization: Bearer TOKEN")

@@ -23,6 +23,7 @@ from txstream.inspect.ledgers import (
     ranges_in,
     time_of,
 )
+from txstream.inspect.phases import FAILED, WAIT, phases
 from txstream.plugins.notebook.attempt_chart import Chart, Fate, Range, Run, charts
 
 if TYPE_CHECKING:
@@ -31,7 +32,19 @@ if TYPE_CHECKING:
     from txstream.core.failing_batch import FailingBatch, Wait
     from txstream.inspect.records import Batch, FailedAttempt, PartitionRange
 
-STEPS = ("plan", "process", "wait", "commit")
+STEPS_OF = {
+    "plan": "plan",
+    "persist": "plan",
+    FAILED: "failed attempts",
+    "search": "search",
+    "job": "process",
+    "merge": "process",
+    WAIT: "wait",
+    "commit_bolts": "commit",
+    "commit": "commit",
+    "advance": "commit",
+}
+STEPS = tuple(dict.fromkeys(STEPS_OF.values()))
 _CUT_ABOVE = 6
 _USUAL_GAPS = 8  # a pause is drawn if it is so much longer than most gaps between two attempts
 
@@ -145,20 +158,11 @@ def drawn(
 
 
 def seconds_of(batch: Batch) -> dict[str, float]:
-    """Return how long a committed batch was planned, processed, waited for its turn, and was committed."""
-    row = batch.first
-    if row.committed_at is None:
-        return {}
-    timings = batch.timings
-    after = max(0.0, (row.committed_at - row.processed_at).total_seconds())
-    steps = ("commit_bolts", "commit") if "commit" in timings else ("commit_bolts", "begin", "write")
-    commit = sum(timings.get(step, 0.0) for step in steps)
-    return {
-        "plan": timings.get("plan", 0.0) + timings.get("persist", 0.0),
-        "process": timings.get("job", max(0.0, (row.processed_at - row.planned_at).total_seconds())),
-        "wait": max(0.0, after - commit),
-        "commit": commit + timings.get("advance", 0.0),
-    }
+    """Return the seconds of a committed batch by step, as `STEPS` has them."""
+    found: dict[str, float] = {}
+    for phase, seconds in phases(batch).items():
+        found[STEPS_OF[phase]] = found.get(STEPS_OF[phase], 0.0) + seconds
+    return found
 
 
 def _attempts(batch: Batch) -> list[Attempt]:

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from txstream import inspect
 from txstream.cli.asking import NotRunningError
 from txstream.core.errors import ServiceUnavailableError, StateTableError, TxstreamError, UsageError
-from txstream.core.transaction import Txid, epoch_of, sequence_of
+from txstream.core.transaction import epoch_of, sequence_of
 from txstream.core.wording import in_order
+from txstream.inspect.health import Word, outages
 from txstream.inspect.json_documents import (
     batch_document,
     details_document,
@@ -37,6 +38,7 @@ from txstream.plugins.notebook.topology import draw_topology
 
 if TYPE_CHECKING:
     from txstream.core.failing_batch import FailingBatch, Wait
+    from txstream.inspect.databases import Databases
     from txstream.inspect.records import Batch, MissingDatabase, TopologySummary
     from txstream.plugins.web.site import Site
     from txstream.zookeeper.notes import Note
@@ -124,10 +126,7 @@ def _batches(
 
 def overview(site: Site) -> list[dict[str, Any]]:
     """Return a row for each topology, those that need somebody first."""
-    try:
-        listed = site.topologies()
-    except ServiceUnavailableError as error:
-        listed = _without_databases(site, str(error))
+    listed = site.topologies()
     if not listed:
         return []
     with ThreadPoolExecutor(min(8, len(listed))) as pool:
@@ -135,28 +134,17 @@ def overview(site: Site) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (_WORST_FIRST.index(row["state"]), row["id"]))
 
 
-def _without_databases(site: Site, note: str) -> list[TopologySummary]:
-    """Return the topologies that ZooKeeper has, each with a note that says what else is away."""
-    from txstream.inspect.records import TopologySummary
-
-    with site.zookeeper() as zookeeper:
-        return [
-            TopologySummary(one, None, None, Txid(0), zookeeper.leader(one), (), (), note)
-            for one in zookeeper.topologies()
-        ]
-
-
-_WORST_FIRST = ("unreadable", "failing", "waiting", "paused", "running", "not running")
+_WORST_FIRST = ("unreadable", *map(str, reversed(Word)), "not running")
 
 
 def _row(site: Site, summary: TopologySummary) -> dict[str, Any]:
     row: dict[str, Any] = {
         "id": summary.id,
         "kind": summary.kind,
-        "committed_txid": summary.txid,
+        "committed_txid": summary.txid or None,
         "leader": summary.leader,
         "note": summary.note,
-        "state": "not running" if summary.leader is None else "running",
+        "state": "not running" if summary.leader is None else "unreadable",
     }
     try:
         found = site.standing(summary.id)
@@ -180,7 +168,8 @@ def standing_row(site: Site, found: Standing) -> dict[str, Any]:
     if last is not None and last.committed_at is not None:
         age = max(0.0, (datetime.now(UTC) - last.committed_at).total_seconds())
     return {
-        "state": state_of(found),
+        "state": "not running" if found.health is None else str(found.health.word),
+        "health": None if found.health is None else str(found.health),
         "kind": "tracked" if "tracked" in status.source else str(status.semantics),
         "committed_txid": status.current_txid - 1,
         "committed_at": None if last is None else document(last.committed_at),
@@ -194,30 +183,12 @@ def standing_row(site: Site, found: Standing) -> dict[str, Any]:
         "dead_letters": found.dead_letters,
         "leader": status.leader,
         "standbys": [one.driver for one in status.standbys],
-        "waiting": [str(one) for one in _waits(found)],
+        "waiting": [str(one) for one in outages(status.waiting)],
         "paused": None if paused is None else paused.shown,
         "failing": None if status.failing is None else failing_document(status.failing),
         "missing": [str(one) for one in found.missing],
         "tuples": [one.first.tuples for one in recent],
     }
-
-
-def _waits(found: Standing) -> list[Wait]:
-    """Return what the leader waits for, other than the end of a pause, which is told by itself."""
-    paused = found.snapshot.in_force.paused is not None
-    return [one for one in found.status.waiting if not (paused and one.because.startswith("paused by"))]
-
-
-def state_of(found: Standing) -> str:
-    """Return one word, or two, for how a topology is."""
-    status = found.status
-    if status.leader is None:
-        return "not running"
-    if _waits(found):
-        return "waiting"
-    if status.failing is not None:
-        return "failing"
-    return "running" if found.snapshot.in_force.paused is None else "paused"
 
 
 # --- one topology ------------------------------------------------------------------------------------------
@@ -261,14 +232,19 @@ def timeline(
 
 def changes(site: Site, topology_id: str, txid: int, tables: Sequence[str]) -> list[dict[str, Any]]:
     """Return what a batch changed in each table, some rows of each. A table that cannot say so says why."""
-    found = []
-    for table in tables:
+
+    def changed(table: str, opened: Databases) -> dict[str, Any]:
         try:
-            diff = inspect.diff(topology_id, table, txid, site.settings, limit=_MOST_ROWS)
-            found.append(document(diff))
+            found: dict[str, Any] = document(inspect.diff(topology_id, table, txid, opened, limit=_MOST_ROWS))
         except TxstreamError as error:
-            found.append({"table": table, "error": str(error)})
-    return found
+            found = {"table": table, "error": str(error)}
+        return found
+
+    try:
+        with inspect.opened(topology_id, site.settings) as opened:
+            return [changed(table, opened) for table in tables]
+    except TxstreamError as error:
+        return [{"table": table, "error": str(error)} for table in tables]
 
 
 def source(site: Site, topology_id: str) -> dict[str, Any]:
@@ -316,7 +292,7 @@ def source(site: Site, topology_id: str) -> dict[str, Any]:
         "source": document(found.status.source),
         "lag_records": found.source.lag_records,
         "lag_unknown": found.source.unknown,
-        "waiting": document(_waits(found)),
+        "waiting": document(outages(found.status.waiting)),
         "looked_back": len(recent),
         "partitions": [
             {

@@ -200,13 +200,14 @@ _UNFINISHED = "txstream_unfinished"
 
 
 def _row(table: StoredTable, row: Mapping[Any, Any]) -> StoredRow:
-    prev = None
+    prev, knows_before = None, True
     if table.has_prev:
         prev = {field.name: _value(row[f"{PREV_PREFIX}{field.name}"], field.type) for field in table.value}
         if table.on_conflict is None:
             created = all(value is None for value in prev.values())
         else:
-            created = row[PREV_TXID_COLUMN] is None
+            knows_before = row[PREV_TXID_COLUMN] is None or row[PREV_TXID_COLUMN] != row[TXID_COLUMN]
+            created = row[PREV_TXID_COLUMN] is None or not knows_before
         if created or (table.removes and row[f"{PREV_PREFIX}{REMOVED}"] is not False):
             prev = None
     txid = row[TXID_COLUMN] if table.has_txid else None
@@ -217,6 +218,7 @@ def _row(table: StoredTable, row: Mapping[Any, Any]) -> StoredRow:
         None if txid is None else Txid(txid),
         bool(row.get(_UNFINISHED, False)),
         table.removes and row.get(REMOVED, False) is not False,
+        knows_before,
     )
 
 

@@ -38,6 +38,7 @@ from sqlalchemy import (
     inspect,
     not_,
     select,
+    true,
     update,
 )
 from sqlalchemy.exc import IdentifierError
@@ -140,7 +141,7 @@ def _built(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Tabl
     if state.removed_by is not None:
         # Of few rows: those that the last batches have removed. Not by txid, which every update changes.
         gone = table.c[REMOVED]
-        Index(None, gone, postgresql_where=gone, sqlite_where=gone, info={"removed": True})
+        Index(None, gone, postgresql_where=gone, sqlite_where=gone == true())  # as each writes it in a query
     if state.keep_on is not None and (not spec.is_keyed or state.keep_on != state.key_names[0]):
         Index(None, table.c[state.keep_on])
     return table

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, Table, case, delete, update
+from sqlalchemy import Connection, Table, case, delete, true, update
 
 from txstream.api.reducers import Custom
 from txstream.api.retention import limit_of
@@ -95,7 +95,7 @@ class TableWriter:
             forget = update(self._table).values({**dict.fromkeys(gone), columns[REMOVED]: None})
         if self.spec.semantics is not Semantics.NON_TRANSACTIONAL:
             forget = forget.where(columns[TXID_COLUMN] < txid)
-        connection.execute(forget.where(columns[REMOVED]))
+        connection.execute(forget.where(columns[REMOVED] == true()))
 
     def read(self, connection: Connection, keys: pa.Table, before: int) -> pa.Table:
         """Return the rows of `keys` that exist. See `StateBackend.read`."""

@@ -196,13 +196,15 @@ class RowRules:
     def shown_row(self, key: Key, stored: RowValues, *, unfinished: bool) -> StoredRow:
         """Return a row as `StateReading` returns it."""
         state, (values, prev, txid) = self.spec.state, stored
+        knows_before = not self.spec.appends or prev is None or prev[-1] != txid
         return StoredRow(
             dict(zip(state.key_names, key, strict=True)),
             self._shown(values),
-            None if (before := self._prev_there(prev)) is None else self._shown(before),
+            None if not knows_before or (before := self._prev_there(prev)) is None else self._shown(before),
             None if txid is None else Txid(txid),
             unfinished,
             self.is_gone(stored),
+            knows_before,
         )
 
     def _shown(self, values: Values) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 <%inherit file="layout.mako"/>
 <%namespace file="parts.mako" import="changed, problems"/>
 <%def name="title()">Txid ${txid} of ${id} · txstream</%def>
-<h1>Txid ${shown(txid)} <span class="state ${"running" if batch["status"] == "committed" else "failing"}">${batch["status"]}</span></h1>
+<h1>Txid ${shown(txid)} <span class="state ${batch["status"]}">${batch["status"]}</span></h1>
 <p class="paging">
 % if txid > 1:
 <a rel="prev" href="${address(id, "batches", str(txid - 1))}">← txid ${txid - 1}</a>
@@ -43,8 +43,11 @@ ${attempts(batch["latest_attempts"][::-1])}
 <dt>planned</dt><dd>${moment(batch["planned_at"])}</dd>
 <dt>processed</dt><dd>${moment(batch["processed_at"])}</dd>
 <dt>committed</dt><dd>${moment(batch["committed_at"]) if batch["committed_at"] else "not yet"}</dd>
-% if batch["timings"]:
-<dt>seconds</dt><dd>${", ".join(f"{step} {seconds(number)}" for step, number in batch["timings"].items())}</dd>
+% if batch["phases"]:
+<dt>took</dt><dd>${seconds(sum(batch["phases"].values()))}: ${", ".join(f"{step} {seconds(number)}" for step, number in batch["phases"].items())}</dd>
+% endif
+% if "process" in batch["timings"]:
+<dt>in the job</dt><dd>${", ".join(f"{step} {seconds(batch['timings'][step])}" for step in ("read", "process") if step in batch["timings"])}, all Spark tasks together</dd>
 % endif
 % if batch["dead_letters"]:
 <dt>dead letters</dt><dd><a href="${address(id, "failures")}">${counted(batch["dead_letters"], "record")} left out</a></dd>

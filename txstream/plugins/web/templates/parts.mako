@@ -31,11 +31,13 @@
 </div>
 </%def>
 <%def name="changed(diff)">
-% if diff["created"] or diff["changed"]:
-${rows([{"": "created" if one["before"] is None else "changed", **one["key"], **{k: v for name, value in one["after"].items() for k, v in ((f"{name} before", (one["before"] or {}).get(name)), (name, value))}} for one in [*diff["changed"], *diff["created"]][:50]])}
-% elif diff["carrying"]:
+<% changes = [("changed", diff["changed"]), ("created", diff["created"]), ("removed", diff["removed"])] %>
+% if any(some for _, some in changes):
+${rows([{"": what, **one["key"], **{k: v for name in one["after"] or one["before"] for k, v in ((f"{name} before", (one["before"] or {}).get(name)), (name, (one["after"] or {}).get(name)))}} for what, some in changes for one in some][:50])}
+% endif
+% if diff["carrying"]:
 ${rows([{**one["key"], **one["value"]} for one in diff["carrying"]])}
-% else:
+% elif not any(some for _, some in changes):
 <p class="soft">No row shows it any more.</p>
 % endif
 % for note in diff["notes"]:

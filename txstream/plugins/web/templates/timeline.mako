@@ -39,7 +39,7 @@ ${svg(chart, f"{len(chart.columns)} attempts, by time, over {len(chart.rows)} ro
 <% y, whole = 80.0, sum(bar.seconds.values()); scale = 76 / max(whole, drawn.full) %>
 % for step, number in bar.seconds.items():
 <% height = scale * number; y -= height %>
-<rect class="step-${step}" x="${bar.x + 4}" y="${round(y, 2)}" width="${chart.cell - 8}" height="${round(height, 2)}"/>
+<rect class="step-${step.replace(" ", "-")}" x="${bar.x + 4}" y="${round(y, 2)}" width="${chart.cell - 8}" height="${round(height, 2)}"/>
 % endfor
 % if whole > drawn.full:
 <path class="cut" d="M${bar.x + 1},22 l${chart.cell - 2},-7 v4 l-${chart.cell - 2},7 z"/>
@@ -51,7 +51,7 @@ ${svg(chart, f"{len(chart.columns)} attempts, by time, over {len(chart.rows)} ro
 </div>
 <div class="legend">
 % for step in STEPS:
-<span><svg viewBox="0 0 24 18"><rect class="step-${step}" width="24" height="18"/></svg>${step}</span>
+<span><svg viewBox="0 0 24 18"><rect class="step-${step.replace(" ", "-")}" width="24" height="18"/></svg>${step}</span>
 % endfor
 % if drawn.longest:
 <span>at most ${seconds(drawn.longest)} for a txid\

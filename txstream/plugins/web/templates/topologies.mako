@@ -36,7 +36,7 @@ ${shown(row.get("dead_letters"))}
 % endif
 </td>
 </tr>
-% for words in [*(f"waiting for {one}" for one in row.get("waiting", ())), *([f"paused {row['paused']}"] if row.get("paused") else ()), *(f"{name} cannot be read: {why}" for name, why in list(row.get("unavailable", {}).items())[:3]), *([f"txid {row['failing']['txid']}: {counted(row['failing']['failed_attempts'], 'attempt')} failed"] if row.get("failing") else ()), *row.get("missing", ()), *([row["note"]] if row["note"] else ())]:
+% for words in [*([row["health"]] if row.get("health") not in (None, row["state"]) else ()), *([f"paused {row['paused']}"] if row.get("paused") else ()), *(f"{name} cannot be read: {why}" for name, why in list(row.get("unavailable", {}).items())[:3]), *row.get("missing", ()), *([row["note"]] if row["note"] else ())]:
 <tr class="words"><td colspan="9">${words}</td></tr>
 % endfor
 % endfor

@@ -4,14 +4,14 @@
 <% status = found.status %>\
 <h1>${id} <span class="state ${row["state"].replace(" ", "-")}">${row["state"]}</span></h1>
 ${problems(row["missing"])}
-% for words in row["waiting"]:
-<p class="alert">Waiting for ${words}.</p>
-% endfor
+% if row["health"] and row["health"] != row["state"]:
+<p class="alert">${row["health"][:1].upper()}${row["health"][1:]}.</p>
+% endif
 % if row["paused"]:
 <p class="alert">Paused ${row["paused"]}.</p>
 % endif
 % if row["failing"]:
-<p class="alert">Txid ${row["failing"]["txid"]} is not committed yet: ${counted(row["failing"]["failed_attempts"], "attempt")}
+<p class="alert"><a href="${address(id, "batches", str(row["failing"]["txid"]))}">Txid ${row["failing"]["txid"]}</a> is not committed yet: ${counted(row["failing"]["failed_attempts"], "attempt")}
 failed, the last one at ${moment(row["failing"]["last_failed_at"])}:
 ${"; ".join(f"{times:,} x {reason}" for reason, times in row["failing"]["reasons"].items())}.</p>
 % endif
