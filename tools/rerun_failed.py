@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 MOST = 2
-REAL_SERVICES = ("tests/integration/", "tests/acceptance/")
+REAL_SERVICES = ("tests/integration/", "tests/acceptance/", "tests/real_inputs/")
 _TESTS_FAILED = 1  # pytest's exit status; any other says that not all tests were run
 
 

@@ -81,6 +81,14 @@ def take_fetched(reader: ValueReader) -> Mapping[str, str]:
     return found
 
 
+def know(reader: ValueReader, known: Mapping[str, str]) -> None:
+    """Tell a reader that has `take_fetched` what was fetched before, perhaps by other runs. Its method
+    `know` is to have it raise InputChangedError from then on if a name stands for something else."""
+    own = getattr(reader, "know", None)
+    if own is not None:
+        own(known)
+
+
 class ValueService(Protocol):
     """A service that readers ask. `shown` is its name in messages, without passwords."""
 

@@ -21,6 +21,7 @@ from txstream.spouts.formats.value_formats import (
     ValueFormat,
     ValueReader,
     ValueService,
+    know,
     read_fit,
     take_fetched,
 )
@@ -45,6 +46,11 @@ class Readers(NamedTuple):
     value: Read | None = None
     key: Read | None = None
     used: tuple[ValueReader, ...] = ()
+
+    def know(self, known: Mapping[str, str]) -> None:
+        """Tell the readers what was fetched before; they refuse another fingerprint."""
+        for one in self.used:
+            know(one, known)
 
     def take_fetched(self) -> dict[str, str]:
         """Return what the readers have fetched and used since the last call (`take_fetched`)."""

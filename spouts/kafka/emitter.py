@@ -78,6 +78,7 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
         reads = [RangeRead(name, wanted) for name, wanted in metas.items() if not wanted.is_empty]
         if not reads:
             return
+        self._read.know(self.known)
         for progressed in self._open().run(reads):
             for some in _chunks(progressed):
                 parts = [(read.partition, read.take()) for read in some]

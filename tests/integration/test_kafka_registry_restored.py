@@ -83,6 +83,14 @@ def test_a_known_id_with_another_schema_ends_the_run(
             assert outcome.status == 1, outcome.stderr
             assert f"schema {first} had the fingerprint" in outcome.stderr
             assert rows() == {1: 10}
+        own_registry.lose_everything()
+        other = {"type": "record", "name": "Pair", "fields": [{"name": "a", "type": "string"}]}
+        assert register(own_registry.url, f"{unique}-value", json.dumps(other)) == first
+        outcome = run()
+        assert outcome.status == 1, outcome.stderr
+        assert f"schema {first} had the fingerprint" in outcome.stderr, "good records are no dead letters"
+        own_registry.lose_everything()
+        assert register(own_registry.url, f"{unique}-value", json.dumps(pair("b", "a"))) == first
         told = replay()
         assert told.status == 1
         (batch,) = told.json()["batches"]

@@ -21,7 +21,13 @@ from support.lists import each
 from support.schema_registry import FakeRegistry
 
 from txstream.api.spouts import SpoutContext
-from txstream.core.errors import SchemaError, ServiceUnavailableError, TopologyError, UsageError
+from txstream.core.errors import (
+    InputChangedError,
+    SchemaError,
+    ServiceUnavailableError,
+    TopologyError,
+    UsageError,
+)
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch.executor_failures import describe
 from txstream.engine.letters.retry_policy import Verdict, judge, may_be_a_record
@@ -246,6 +252,12 @@ def test_what_was_read_by_is_told_with_a_fingerprint(registry: FakeRegistry) -> 
             assert made.take_fetched() == {}
             prints.append(found["schema 1"])
     assert prints[0] == prints[1] != prints[2]
+    registry.add("orders-value", json.dumps(order(("id", "string"))))
+    made = readers(source, SpoutContext("t", "orders", {"schema_registry": url_of(registry)}, 2.0, 2.0))
+    assert made.value is not None
+    made.know({"schema 1": prints[0]})
+    with pytest.raises(InputChangedError, match=f"schema 1 had the fingerprint {prints[0]} and has "):
+        made.value([encoded(1, OLD, {"id": 1, "user": "ann"})])
 
 
 def test_credentials_are_sent_and_never_shown(

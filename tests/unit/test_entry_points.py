@@ -16,7 +16,9 @@ import pytest
 from tracked_wheel import ROOT
 from txstream.core import entry_points
 from txstream.core.errors import ServiceUnavailableError, UsageError
+from txstream.core.transaction import Txid
 from txstream.engine.run import _installed, _tier
+from txstream.engine.start.companions import Leading, installed_companions
 
 GREETING = """
 import typer
@@ -114,6 +116,21 @@ def test_a_strangers_package_watches_every_run(
     assert capsys.readouterr().out == "txid 7\n"
     topology.id = "another"
     assert not _installed(topology)
+
+
+def test_a_strangers_companion_runs_beside_what_it_is_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def companion(leading: Any) -> Any:
+        return f"beside {leading.topology.id}" if leading.topology.id == "words" else None
+
+    own: Any = SimpleNamespace(name="own", group=entry_points.COMPANIONS, load=lambda: companion)
+    monkeypatch.setattr(entry_points, "entry_points", lambda *, group: [own] if group == own.group else [])
+    topology: Any = SimpleNamespace(id="words")
+    nothing: Any = None
+    leading = Leading(topology, nothing, [], nothing, lambda: Txid(1))
+    made: list[Any] = installed_companions(leading)
+    assert made == ["beside words"]
+    topology.id = "others"
+    assert installed_companions(leading) == []
 
 
 def test_a_tier_that_no_package_has_is_named() -> None:

@@ -66,7 +66,7 @@ COMMIT = (
         "5.3",
         "the id of a schema means the same schema as before",
         "txstream/engine/loop/read_before.py",
-        "fetched = Reading({}, self._fetched)",
+        "fetched = Reading({}, self.fetched)",
         "fetched = Reading({}, {})",
         "tests/unit/test_readings.py::test_an_id_means_the_same_schema_for_ever",
     ),

@@ -213,6 +213,10 @@ class PartitionEmitter(ABC, Generic[Meta]):
     tells_digests: bool = False
     """Whether `take_reading` is to tell digests of partitions; set by the engine before anything is read."""
 
+    known: Mapping[str, str] = MappingProxyType({})
+    """The fingerprints of what earlier batches have fetched, as `take_reading` told them, by name. Raise
+    InputChangedError for another one: what is decoded then may fail, and is not to blame."""
+
     def take_reading(self) -> Reading:
         """Return what has been emitted since the last call (`txstream.core.readings`), as far as the source
         can tell: a replay of what may be committed is compared with it. The records of the digests are those

@@ -21,7 +21,6 @@ from txstream.core.transaction import epoch_of, sequence_of
 from txstream.core.wording import counted, in_order, shown
 from txstream.inspect.databases import is_tracked, tracks_tuples
 from txstream.inspect.json_documents import places_of, plain_partitions, plain_value
-from txstream.inspect.phases import phases
 
 if TYPE_CHECKING:
     from txstream.inspect.records import (
@@ -272,6 +271,8 @@ def show(
 
 
 def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
+    from txstream.inspect.phases import phases
+
     batch, first = found.batch, found.batch.first
     lines = {
         "batch": f"{topology_id} txid {batch.txid}, {batch.status} ({first.semantics})",

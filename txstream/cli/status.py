@@ -119,7 +119,7 @@ def _services(cli: Cli, settings: Settings, *, everything: bool) -> int:
         found = pool.map(lambda given: _ask(given[0], given[1], settings), checks.values())
         answers = dict(zip(checks, found, strict=True))
     listed: list[TopologySummary] = []
-    if answers["zookeeper"]["reachable"] and answers["database"]["reachable"]:
+    if answers["zookeeper"]["reachable"]:
         from txstream.inspect.overview import topologies
 
         listed = topologies(settings)

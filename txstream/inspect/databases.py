@@ -40,6 +40,14 @@ _READING_SECONDS = 300.0
 _SESSION_SLACK_SECONDS = 4.0
 
 
+NOWHERE = MissingDatabase(
+    "",
+    "none that is known here has anything of it",
+    "give the one that it was run with by --database or TXSTREAM_DATABASE",
+)
+"""Of a topology whose databases nobody has named."""
+
+
 class UnknownTopologyError(TxstreamError):
     """No topology of this id was found."""
 

@@ -31,7 +31,7 @@ def topologies(settings: Settings | None = None) -> list[TopologySummary]:
 
 def topologies_in(settings: Settings, zookeeper: ZooKeeper) -> list[TopologySummary]:
     """Do what `topologies` does, over a ZooKeeper that is open already."""
-    with open_databases(settings) as databases:
+    with open_databases(settings, strict=False) as databases:
         fences: dict[str, list[tuple[StateBackend, FenceRow]]] = {}
         for database in databases.opened:
             for fence in database.topologies():
@@ -103,7 +103,8 @@ def _from_databases(
 ) -> TopologySummary:
     rows = [row for database, _ in here if (row := database.last_batch(topology_id)) is not None]
     named = {url for _, fence in here for url in databases_of(fence)}
-    missing = tuple(one for one in databases.missing if one.database in named)
+    # Of a topology that no open database knows, any that is away may be its own.
+    missing = tuple(one for one in databases.missing if not here or one.database in named)
     return TopologySummary(
         id=topology_id,
         uuid=here[0][1].uuid if here else None,

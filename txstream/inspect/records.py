@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MissingDatabase:
-    """A database of a topology that could not be read: why, and what would help."""
+    """A database of a topology that could not be read: why, and what would help. If `database` is empty,
+    nobody knows where it is."""
 
     database: str
     reason: str
     remedy: str
 
     def __str__(self) -> str:
-        return f"database {self.database} was left out: {self.reason}; {self.remedy}"
+        which = f"database {self.database}" if self.database else "its database"
+        return f"{which} was left out: {self.reason}; {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,6 +229,9 @@ def begin_to_ask(settings: Settings, snapshot: Snapshot) -> Callable[[], SourceN
 def source_now(settings: Settings, snapshot: Snapshot) -> SourceNow:
     """Ask the source of a snapshot. Only Kafka can be asked without the topology's code."""
     source, progress = source_of(snapshot.identity, None, settings), snapshot.progress
+    if source is None and snapshot.identity is not None and snapshot.identity.spout == KAFKA_SOURCE:
+        why = "no broker answers: no address is given here (--kafka), and no embedded broker runs"
+        return SourceNow(unknown=why)
     if source is None or progress is None:
         return SourceNow(unknown="its source is only known to the topology's code")
     codec = MetaCodec(source.meta_type)

@@ -6,8 +6,10 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from txstream.inspect.databases import Databases, is_tracked, open_databases
-from txstream.inspect.health import Health, LeftOut, health_in
+from txstream.core.failing_batch import LeftOut
+from txstream.core.transaction import FIRST_TXID
+from txstream.inspect.databases import NOWHERE, Databases, is_tracked, open_databases
+from txstream.inspect.health import Health, health_in
 from txstream.inspect.json_documents import document, entry_document, failing_document
 from txstream.inspect.ledgers import entry
 from txstream.inspect.left_out import newest_left_out, number_dead, number_late
@@ -61,15 +63,26 @@ def standing_of(settings: Settings, topology_id: str, zookeeper: ZooKeeper) -> S
     with contextlib.ExitStack() as stack:
         databases = Databases()
         if not is_tracked(zookeeper, topology_id):
-            databases = stack.enter_context(open_databases(settings, topology_id))
+            databases = stack.enter_context(open_databases(settings, topology_id, strict=False))
         snapshot = look(zookeeper, topology_id, databases.opened)
         dead = late = left_out = None
-        if not databases.missing:
+        missing = (*databases.missing, *_unknown(snapshot, databases))
+        if not missing:
             dead = number_dead(topology_id, databases.opened)
             late = number_late(topology_id, databases.opened) if dead else 0
             left_out = newest_left_out(topology_id, databases.opened)
         status = status_of(settings, snapshot, zookeeper.standbys(topology_id))
-    return Standing(status, snapshot, source(), dead, late, tuple(databases.missing), left_out)
+    return Standing(status, snapshot, source(), dead, late, missing, left_out)
+
+
+def _unknown(snapshot: Snapshot, databases: Databases) -> list[MissingDatabase]:
+    """Return that no database is known of a topology that has committed something."""
+    progress = snapshot.progress
+    if databases.opened or databases.missing or progress is None or progress.current == FIRST_TXID:
+        return []
+    if snapshot.identity is None or snapshot.identity.is_tracked:
+        return []
+    return [NOWHERE]
 
 
 def standing_document(found: Standing) -> dict[str, Any]:

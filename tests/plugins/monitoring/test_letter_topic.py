@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.kafka_topics import wait_until
@@ -23,10 +25,12 @@ from txstream import (
     SqlStateBolt,
     TransactionalTopologyBuilder,
 )
+from txstream.api.spouts import SpoutContext
 from txstream.core.dead_letters import DeadLetter, SentLetter
 from txstream.core.errors import ServiceUnavailableError, TopologyError
 from txstream.core.transaction import Txid
-from txstream.plugins.monitoring.letter_topic import LetterTopic, record_of
+from txstream.engine.start.companions import Leading
+from txstream.plugins.monitoring.letter_topic import LetterTopic, letter_topic, record_of
 from txstream.state import open_database
 
 
@@ -195,6 +199,27 @@ def test_a_run_that_ends_before_the_broker_answers_says_that_letters_wait(
     answers.set()
     topic.stop(60)
     assert (broker.offsets, notes.sent) == ([9, 10, 11], 3)
+
+
+def test_what_was_noted_of_another_topic_does_not_count(rig: Rig) -> None:
+    """A topology that names no topic has nobody who sends."""
+    broker, noted = Broker(), [("another", Txid(9))]
+    source = SimpleNamespace(letter_topic=lambda topic, *_: broker if topic == "dead" else None)
+    topology = SimpleNamespace(
+        id=rig.topology, dead_letters=SimpleNamespace(topic="dead"), spout=SimpleNamespace(source=source)
+    )
+    notes = SimpleNamespace(get=lambda _: noted[-1], put=lambda _, note: noted.append(note))
+    store = SimpleNamespace(notes=notes, read_identity=lambda: SimpleNamespace(uuid=rig.uuid))
+    given: Any = (topology, SpoutContext("t", "w", {}), [rig.database], store, lambda: Txid(4))
+    for expected in ([9, 10, 11], []):  # once more it is noted, and nothing is to be sent
+        broker.offsets.clear()
+        topic = letter_topic(Leading(*given))
+        assert topic is not None
+        topic.send_committed()
+        assert broker.offsets == expected
+    assert noted[1:] == [("dead", 1), ("dead", 3)]
+    topology.dead_letters = None
+    assert letter_topic(Leading(*given)) is None
 
 
 def test_a_source_without_topics_is_refused() -> None:

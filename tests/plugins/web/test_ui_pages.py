@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import re
 import sqlite3
@@ -36,10 +37,12 @@ from txstream.inspect.source import SourceNow
 from txstream.plugins.compare import kept
 from txstream.plugins.proof.zookeeper_tree import MemoryProgress
 from txstream.plugins.web import app as app_module, site as site_module, views
+from txstream.plugins.web.app import make_app
 from txstream.plugins.web.command import metrics_of
+from txstream.plugins.web.site import Site
 from txstream.plugins.web.timeline import seconds_of
 from txstream.settings import Settings
-from txstream.state import StateDatabase
+from txstream.state import StateDatabase, open_database
 from txstream.zookeeper import (
     ASSIGNMENT,
     EDGES,
@@ -224,14 +227,45 @@ def test_a_database_that_is_away_is_told_in_words(served: Served, monkeypatch: p
         raise ServiceUnavailableError(f"database {database.display_url} does not answer")
 
     monkeypatch.setattr(StateDatabase, "check", check)
-    for view in ("", "/timeline", "/batches/3", "/state", "/failures", "/trust"):
+    served.store.notes.put(WAITING, [Wait("the database", NOON, "", "gone")])
+    for view in ("/timeline", "/batches/3", "/state", "/failures"):
         text = served.get(f"/topologies/words{view}", 503)
         assert "state.db does not answer" in text
         assert "Traceback" not in text
     assert "does not answer" in served.json("/api/topologies/words/batches", 503)["error"]
+    # What ZooKeeper knows is shown, and what cannot be asked is not known, which is not 0.
+    for view in ("", "/source", "/trust"):
+        assert "does not answer" in served.get(f"/topologies/words{view}")
+    found = served.json("/api/topologies/words")
+    assert (found["current_txid"], found["dead_letters"], found["last_batch"]) == (TXIDS + 1, None, None)
+    assert found["health"]["told"].startswith("waiting for the database since")
+    (row,) = served.json("/api/overview")
+    assert (row["state"], row["committed_txid"], row["dead_letters"]) == ("waiting", TXIDS, None)
+    assert row["leader"]
     listed = served.get("/")
-    assert "state.db does not answer" in listed
-    assert 'href="/topologies/words"' in listed, "ZooKeeper has it, still"
+    assert "state.db was left out: does not answer" in listed
+    assert 'href="/topologies/words"' in listed
+    assert '<td data-label="dead letters" class="n">\n-\n</td>' in listed
+
+
+def test_the_dead_letters_of_a_database_that_the_page_does_not_have_are_not_known(
+    ledger: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(ledger, monkeypatch)
+    other = open_database(f"sqlite:///{tmp_path / 'other.db'}")
+    served.site = Site(replace(served.site.settings, database=other.display_url))
+    served.client = TestClient(make_app(served.site), base_url=BASE)
+    (row,) = served.json("/api/overview")
+    assert (row["committed_txid"], row["dead_letters"], row["age_seconds"]) == (TXIDS, None, None)
+    (told,) = row["missing"]
+    assert told.startswith("its database was left out: none that is known here has anything of it; give the")
+    assert told in html.unescape(served.get("/topologies/words"))
+    fresh = MemoryProgress(served.zookeeper.memory, "fresh", CODEC)
+    fresh.create_identity(Identity.new(Semantics.OPAQUE, "x.Source", {}, ("words",)))
+    fresh.claim_epoch(Epoch(0))
+    served.forget()
+    rows = {row["id"]: row for row in served.json("/api/overview")}
+    assert (rows["fresh"]["dead_letters"], rows["fresh"]["missing"]) == (0, []), "it has committed nothing"
 
 
 def test_topologies_say_what_waits_and_for_what(served: Served) -> None:

@@ -53,6 +53,8 @@ class WorkOrder:
     Up to `spare` records may be left out by the Spark tasks themselves (`leaving_out`). In the commit phase
     these are known: `left_out` are partition, offset and component of each, and `lineages` those of the
     processing phase's last messages.
+
+    `known` are the fingerprints of what batches before have fetched (`Reading.fetched`).
     """
 
     attempt: TransactionAttempt
@@ -68,6 +70,7 @@ class WorkOrder:
     spare: int = 0
     left_out: Sequence[tuple[str, int, str]] = ()
     lineages: Mapping[str, str] | None = None
+    known: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(
@@ -86,6 +89,7 @@ class WorkOrder:
                 "spare": self.spare,
                 "left_out": self.left_out,
                 "lineages": self.lineages,
+                "known": dict(self.known),
             },
             separators=(",", ":"),
         )
@@ -109,6 +113,7 @@ class WorkOrder:
             document["spare"],
             tuple((partition, offset, component) for partition, offset, component in document["left_out"]),
             document["lineages"],
+            document["known"],
         )
 
 

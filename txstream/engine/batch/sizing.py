@@ -103,6 +103,7 @@ def work_order(
     record_seconds: float | None = None,
     can_stay: bool = False,
     spare: int = 0,
+    known: Mapping[str, str] | None = None,
 ) -> WorkOrder:
     """Spread a batch's partitions over the Spark tasks of its first stage, the largest first.
 
@@ -137,6 +138,7 @@ def work_order(
         letters=metas.letters,
         horizons=metas.horizons,
         ahead=metas.ahead if readers == 1 else {},
+        known=known or {},
         # What a DataFrame bolt reads is kept, and computed again where it is lost, behind the answers.
         spare=0 if any(bolt.is_dataframe for bolt in plan.bolts) else spare,
     )

@@ -164,6 +164,7 @@ def _read(
         return 0, 0.0, Reading()
     emitter, codec = process.spout()
     emitter.take_reading()  # of a task that has failed
+    emitter.known = order.known
     attempt = str(order.attempt)
     metas = {
         partition: codec.decode_meta(meta, f"partition {partition!r} of {attempt}")

@@ -50,7 +50,7 @@ _PAUSE = "pause"
 _LONGEST_ANSWER = 50
 
 
-class Steered(Protocol):
+class SteeredLoop(Protocol):
     """A loop that operators steer. Its methods are called on its own thread."""
 
     workers: Workers
@@ -70,7 +70,7 @@ class Operators:
 
     def __init__(
         self,
-        loop: Steered,
+        loop: SteeredLoop,
         store: ProgressStore,
         runner: BatchRunner,
         waiting: Waiting,
@@ -253,7 +253,7 @@ class Operators:
 def question(
     request: Request, coordinator: Coordinator[Any], runner: BatchRunner
 ) -> Callable[[], Judgement] | None:
-    """See `Steered.question`: how far an open txid's tasks are, and what the coordinator saw of a txid."""
+    """See `SteeredLoop.question`: how far an open txid's tasks are, and what the coordinator saw of one."""
     txid = request.body.get("txid")
     if request.kind == Kind.STORY:
         lines = coordinator.story.lines(txid)

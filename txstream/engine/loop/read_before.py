@@ -29,11 +29,11 @@ class ReadBefore:
     def __init__(self, states: Sequence[TopologyStates]) -> None:
         self._states = states
         self._of_txid: dict[Txid, Reading] = {}
-        self._fetched: dict[str, str] = {}  # the latest last
+        self.fetched: dict[str, str] = {}  # the latest last
         for row in (one.last_batch() for one in states):
             if row is not None and "read" in row.details:
                 reading = self._of_txid[row.txid] = Reading.from_document(row.details["read"])
-                self._fetched |= reading.fetched
+                self.fetched |= reading.fetched
 
     def check(
         self, attempt: TransactionAttempt, reading: Reading, *, may_be_committed: bool, planned: int | None
@@ -42,7 +42,7 @@ class ReadBefore:
         database has committed another attempt. `planned`: how many records a plan that an earlier driver has
         stored may have. Raises InputChangedError."""
         txid, known = attempt.txid, self._of_txid.get(attempt.txid)
-        fetched = Reading({}, self._fetched)
+        fetched = Reading({}, self.fetched)
         refuse_changes(fetched.changed(reading), f"{attempt} would be read by another schema")
         gone = [] if known is None else known.differences(reading)
         there = sum(records for records, _ in reading.partitions.values())
@@ -68,9 +68,9 @@ class ReadBefore:
             )  # fmt: skip
         self._of_txid[txid] = reading
         if reading.fetched:
-            older = [one for one in self._fetched.items() if one[0] not in reading.fetched]
-            self._fetched = dict([*older, *reading.fetched.items()][-_MOST_FETCHED:])
-        return Reading(reading.partitions, self._fetched)
+            older = [one for one in self.fetched.items() if one[0] not in reading.fetched]
+            self.fetched = dict([*older, *reading.fetched.items()][-_MOST_FETCHED:])
+        return Reading(reading.partitions, self.fetched)
 
     def committed(self, txid: Txid) -> None:
         """Forget a txid: nothing of it will be asked for again."""

@@ -132,6 +132,7 @@ class SparkRunner:
     ) -> None:
         self.plan = plan
         self.slots: Mapping[str, int] = {}
+        self.known: Mapping[str, str] = {}
         self._context = context
         self._process = SparkProcess.of(context._gateway)
         self._width = width
@@ -163,6 +164,7 @@ class SparkRunner:
             record_seconds=None if self._computed else self._cost.seconds,
             can_stay=self._residents.count > 0,
             spare=spare,
+            known=self.known,
         )
         layout = lay_out(self.plan, order.width, order.slots)
         width = layout.stages[0].width

@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 import pyarrow as pa
 
 from txstream.api.spouts import SpoutContext
+from txstream.core.readings import NOTHING_READ, Reading, refuse_changes
 from txstream.plugins.formats.schema_registry import (
     HEADER_BYTES,
     RegisteredSchema,
@@ -106,6 +107,11 @@ class RegisteredReader(_FittingReader):
         self._decoders: dict[int, Decoder | UnresolvableError] = {}
         self._fingerprints: dict[int, str] = {}
         self._used: set[int] = set()
+        self._known = NOTHING_READ
+
+    def know(self, known: Mapping[str, str]) -> None:
+        """From now on, refuse another schema under an id than this fingerprint's, before anything is read."""
+        self._known = Reading({}, known)
 
     def take_fetched(self) -> Mapping[str, str]:
         """Return the fingerprints of the schemas that were read by since the last call, by their ids."""
@@ -171,6 +177,8 @@ class RegisteredReader(_FittingReader):
                 known = error
             self._decoders[schema_id] = known
         self._used.add(schema_id)
+        found = Reading({}, {f"schema {schema_id}": self._fingerprints[schema_id]})
+        refuse_changes(self._known.changed(found), "a batch would be read by another schema")
         if isinstance(known, UnresolvableError):
             raise known
         return known

@@ -181,6 +181,7 @@ class InProcessRunner:
             )
         self.plan = plan
         self.slots: Mapping[str, int] = {}
+        self.known: Mapping[str, str] = {}
         self._width = width
         self._lock = threading.Lock()
         self._idle: list[WorkerProcess] = []
@@ -196,7 +197,9 @@ class InProcessRunner:
 
     def _run(self, attempt: TransactionAttempt, metas: BatchMetas[Any], spare: int) -> BatchResult:
         started = time.perf_counter()
-        order = work_order(attempt, metas, self.plan, self.slots, width=self._width, spare=spare)
+        order = work_order(
+            attempt, metas, self.plan, self.slots, width=self._width, spare=spare, known=self.known
+        )
         layout = lay_out(self.plan, order.width, order.slots)
         ended: set[tuple[int, int]] = set()
         self._ended[attempt] = layout, ended

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from txstream import inspect
 from txstream.cli.asking import NotRunningError
 from txstream.core.errors import ServiceUnavailableError, StateTableError, TxstreamError, UsageError
-from txstream.core.transaction import Txid, epoch_of, sequence_of
+from txstream.core.transaction import epoch_of, sequence_of
 from txstream.core.wording import in_order
 from txstream.inspect.health import Word, outages
 from txstream.inspect.json_documents import (
@@ -126,26 +126,12 @@ def _batches(
 
 def overview(site: Site) -> list[dict[str, Any]]:
     """Return a row for each topology, those that need somebody first."""
-    try:
-        listed = site.topologies()
-    except ServiceUnavailableError as error:
-        listed = _without_databases(site, str(error))
+    listed = site.topologies()
     if not listed:
         return []
     with ThreadPoolExecutor(min(8, len(listed))) as pool:
         rows = list(pool.map(lambda one: site.memo(("row", one.id), lambda: _row(site, one)), listed))
     return sorted(rows, key=lambda row: (_WORST_FIRST.index(row["state"]), row["id"]))
-
-
-def _without_databases(site: Site, note: str) -> list[TopologySummary]:
-    """Return the topologies that ZooKeeper has, each with a note that says what else is away."""
-    from txstream.inspect.records import TopologySummary
-
-    with site.zookeeper() as zookeeper:
-        return [
-            TopologySummary(one, None, None, Txid(0), zookeeper.leader(one), (), (), note)
-            for one in zookeeper.topologies()
-        ]
 
 
 _WORST_FIRST = ("unreadable", *map(str, reversed(Word)), "not running")
@@ -155,7 +141,7 @@ def _row(site: Site, summary: TopologySummary) -> dict[str, Any]:
     row: dict[str, Any] = {
         "id": summary.id,
         "kind": summary.kind,
-        "committed_txid": summary.txid,
+        "committed_txid": summary.txid or None,
         "leader": summary.leader,
         "note": summary.note,
         "state": "not running" if summary.leader is None else "unreadable",
