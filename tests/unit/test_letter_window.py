@@ -28,6 +28,7 @@ from txstream.core.errors import TooManyDeadLettersError
 from txstream.engine.letters.window import AGE, RECORDS
 from txstream.state.sql.database import StateDatabase
 from txstream.testing import TopologyTest
+from txstream.zookeeper import Kind
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 
@@ -149,7 +150,7 @@ def test_a_restart_does_not_forget_and_what_was_retried_no_longer_counts(spout: 
                 test.run()
             assert dead(path) == 10
         test.restart(again(first=Mended()))
-        test._control.driver.requests.ask("retry", {})
+        test._control.driver.requests.ask(Kind.RETRY, {})
         test.run()
         assert (dead(path), test.table("counts")) == (0, {"a": 1, "bad": 12})
 
@@ -163,7 +164,7 @@ def test_what_was_retried_no_longer_counts(spout: Any, path: Path) -> None:
     ):
         test.run()
         test.restart(topology(source, spout, Mended(), limits))
-        test._control.driver.requests.ask("retry", {})
+        test._control.driver.requests.ask(Kind.RETRY, {})
         test.settle()
         test.commit()
         assert dead(path) == 0

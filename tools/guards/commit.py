@@ -251,6 +251,23 @@ COMMIT = (
     ),
     Guard(
         "5.3",
+        "a letter that a batch needs is not dropped",
+        "txstream/inspect/left_out.py",
+        "        if by >= current:\n",
+        "        if False:\n",
+        f"{proofs.RETRIES}::test_letters_that_a_stored_plan_names_cannot_be_dropped[between-commits]",
+    ),
+    Guard(
+        "5.3",
+        "a plan that may be committed in part has all its letters",
+        sources.RETRIES,
+        "            self._refuse_without(gone, txid)\n",
+        "            pass\n",
+        f"{proofs.RETRIES}::test_a_plan_that_may_be_committed_in_part_and_misses_a_letter_ends_the_run"
+        "[between-commits]",
+    ),
+    Guard(
+        "5.3",
         "restore: a row that this txid created is deleted",
         sources.WRITER,
         "        connection.execute(self._delete_created.where(here))\n",

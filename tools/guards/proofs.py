@@ -4,6 +4,7 @@ SQLITE_KEEPS = "tests/plugins/proof/test_state_promises.py::test_promises[sqlite
 MEMORY_KEEPS = SQLITE_KEEPS.replace("sqlite", "memory")
 SQLITE_LOCKS = "tests/unit/test_sql_locks.py::TestLocks"
 POSTGRESQL_LOCKS = "tests/integration/test_locks_postgres.py::TestLocks"
+RETRIES = "tests/unit/test_retries.py"
 WRITTEN = "tests/unit/test_sql_written.py::TestLost"
 POSTGRESQL_POOLED = "tests/integration/test_pooled_postgres.py::TestPooled"
 MYSQL_LOCKS = "tests/integration/test_locks_mysql.py::TestLocks"

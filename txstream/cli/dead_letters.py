@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,7 +47,13 @@ Since = Annotated[
 def register(app: typer.Typer) -> None:
     app.add_typer(dead_letters, name="dead-letters")
     # `retry` looks into no database, the driver does; but what is typed for `list` is typed for it, too.
-    functions = {"list": list_letters, "show": show, "export": export, "retry": retry, "drop": drop}
+    functions: Mapping[str, Callable[..., None]] = {
+        "list": list_letters,
+        "show": show,
+        "export": export,
+        "retry": retry,
+        "drop": drop,
+    }
     for name, function in functions.items():
         command(dead_letters, name, state_databases=True)(function)
 

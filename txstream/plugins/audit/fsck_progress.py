@@ -8,7 +8,6 @@ Over 500 lines: one list of checks, which are read one after the other.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -17,15 +16,15 @@ from txstream.core.batch_metas import MetaCodec
 from txstream.core.digests import TableDigest
 from txstream.core.errors import CorruptStateError, ProgressMismatchError, SchemaRevisionError, TxstreamError
 from txstream.core.semantics import Semantics
-from txstream.core.transaction import Txid, epoch_of
+from txstream.core.transaction import epoch_of
 from txstream.core.wording import counted
 from txstream.engine.start.recovery import AdoptPlan, AdvanceFirst, decide
 from txstream.inspect.databases import GRANT_REMEDY, upgrade_remedy
 from txstream.inspect.ledgers import part_of, range_of
 from txstream.inspect.records import Finding, Severity
 from txstream.inspect.snapshot import DatabasePart, Snapshot, TablePart
+from txstream.plugins.audit.fsck_letters import dead_letters, done_in, retried_letters
 from txstream.state import BatchRecord
-from txstream.state.dead_letters import retried_in
 from txstream.state.fence_rules import shown_attempt
 from txstream.state.records import COMMITTED, AccessDeniedError, SchemaDamagedError
 from txstream.zookeeper.paths import remedy, znode_in
@@ -300,7 +299,7 @@ def _ledgers_of_one_batch(snapshot: Snapshot, codec: MetaCodec[Any]) -> Findings
     databases = [db for db in snapshot.databases if not db.is_joining]
     if len(databases) < 2 or semantics is Semantics.NON_TRANSACTIONAL:
         return
-    done = _done(snapshot)
+    done = done_in(snapshot)
     first, *others = databases
     known = {row.txid: row for row in first.rows if row.txid <= done}
     for other in others:
@@ -314,12 +313,6 @@ def _ledgers_of_one_batch(snapshot: Snapshot, codec: MetaCodec[Any]) -> Findings
                 f"{', '.join(map(str, differing[:_SHOWN]))}",
                 "one of them was changed, or restored beside the other: compare with backups",
             )  # fmt: skip
-
-
-def _done(snapshot: Snapshot) -> int:
-    """Return the last txid that all databases had committed before they were read."""
-    lasts = [int(db.last.txid) if db.last else 0 for db in snapshot.databases if not db.is_joining]
-    return min(lasts if snapshot.progress is None else [*lasts, snapshot.progress.current - 1], default=0)
 
 
 def _is_same(one: BatchRecord, other: BatchRecord, codec: MetaCodec[Any]) -> bool:
@@ -432,7 +425,7 @@ def batches_compared(snapshot: Snapshot, database: DatabasePart) -> list[BatchRe
     """Return the batches whose digests can be compared with their rows."""
     if database.is_behind_its_tables or not any(one.digests is not None for one in database.tables or ()):
         return []
-    done = _done(snapshot)
+    done = done_in(snapshot)
     return [row for row in database.rows if row.txid <= done and row.details.get("digests") is not None]
 
 
@@ -463,74 +456,3 @@ def _rows_of_batches(snapshot: Snapshot, database: DatabasePart) -> Findings:
                 "somebody has changed, deleted, moved or added rows: restore them from a backup; `txstream "
                 "replay` says what a batch held",
             )  # fmt: skip
-
-
-def dead_letters(snapshot: Snapshot) -> Iterator[Finding]:
-    """Compare what the ledgers say that batches left out with the dead letters that are there. Batches whose
-    rows were pruned cannot be compared."""
-    there: Counter[Txid] = Counter()
-    left_out: dict[Txid, int] = {}
-    for database in snapshot.databases:
-        for (txid, _), number in database.dead_letters.items():
-            there[txid] += number
-        left_out |= {row.txid: len(row.metas.get("excluded", ())) for row in database.rows}
-    newest = max(left_out, default=0)
-    for txid in sorted({*there, *left_out}):
-        if txid > newest:
-            yield Finding(
-                "dead-letter-too-new", Severity.ERROR, f"txid {txid}",
-                f"there is {counted(there[txid], 'dead letter')} of it, and no ledger knows it",
-                "the ledger was restored from an older copy than they: restore both of one moment",
-            )  # fmt: skip
-        elif txid in left_out and there[txid] > left_out[txid]:
-            yield Finding(
-                "dead-letter-extra", Severity.ERROR, f"txid {txid}",
-                f"it left out {counted(left_out[txid], 'record')}, and there are {there[txid]:,} dead "
-                f"letters of it: a record that was counted would count again in a retry",
-                "ledger and dead letters are of different moments, or changed by hand: restore both of one "
-                "moment",
-            )  # fmt: skip
-        elif there[txid] < left_out.get(txid, 0):
-            yield Finding(
-                "dead-letter-gone", Severity.NOTE, f"txid {txid}",
-                f"it left out {counted(left_out[txid], 'record')}, and {there[txid]:,} dead letters of it "
-                f"are there",
-                "nothing, if `txstream dead-letters drop` deleted the others; else a backup",
-            )  # fmt: skip
-
-
-def retried_letters(snapshot: Snapshot) -> Iterator[Finding]:
-    """Compare what each ledger says that batches retried with what they held there, and with the dead
-    letters. Letters that were dropped before their batch was processed are in no database."""
-    done = _done(snapshot)
-    rows = {row.txid: row for database in snapshot.databases for row in database.rows if row.txid <= done}
-    marked: Counter[tuple[Txid, str]] = Counter()
-    held: dict[Txid, int] = {}
-    for database in snapshot.databases:
-        marked.update(database.dead_letters)
-        for row in database.rows:
-            held[row.txid] = max(held.get(row.txid, 0), row.tuples)
-    for database in snapshot.databases:
-        for row in database.rows:
-            if row.metas.get("retried") and row.txid <= done and row.tuples < held[row.txid]:
-                yield Finding(
-                    "retried-missing", ERROR, f"txid {row.txid} in {database.url}",
-                    f"it retries dead letters, and held {counted(row.tuples, 'record')} of "
-                    f"{held[row.txid]:,}: the others are in no table of this database",
-                    "restore all databases of one moment",
-                )  # fmt: skip
-    for row in rows.values():
-        for txid, number in Counter(Txid(txid) for txid, _ in row.metas.get("retried", ())).items():
-            if txid not in rows:
-                continue
-            there = sum(count for (of, _), count in marked.items() if of == txid)
-            dropped = max(len(rows[txid].metas.get("excluded", ())) - there, 0)
-            again = number - marked[txid, retried_in(row.txid)] - dropped
-            if again > 0:
-                yield Finding(
-                    "retried-and-dead", ERROR, f"txid {txid}",
-                    f"txid {row.txid} has retried {counted(number, 'dead letter')} of it, of which {again:,} "
-                    f"are not marked so: their records would count again in a retry",
-                    "ledger and dead letters are of different moments, or changed by hand: restore both of "
-                    "one moment",
-                )  # fmt: skip

@@ -18,15 +18,8 @@ MOST: Final = 200
 _FIXED: Final = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 
 
-class TooDeepError(Exception):
-    """A value is nested too deep."""
-
-    def __init__(self) -> None:
-        super().__init__(f"it is nested more than {MOST} deep")
-
-
 def depth_check(schema: AvroSchema) -> Callable[[bytes, int], None] | None:
-    """Return what raises TooDeepError for a value, given where it begins; None if all values are shallow."""
+    """Return what raises ValueError for a deeper value, given its beginning; None if none can be deep."""
     return _Walk(schema).check if _contains_itself(schema, schema.root, ()) else None
 
 
@@ -57,7 +50,7 @@ class _Walk:
     def _skip(self, schema: Schema, data: bytes, at: int, depth: int) -> int:
         """Return where a value ends."""
         if depth > MOST:
-            raise TooDeepError
+            raise ValueError(f"it is nested more than {MOST} deep")
         schema = self._schema.resolved(schema)
         while isinstance(schema, list):
             branch, at = _number(data, at)
