@@ -127,7 +127,8 @@ def test_a_strangers_companion_runs_beside_what_it_is_made_for(monkeypatch: pyte
     topology: Any = SimpleNamespace(id="words")
     nothing: Any = None
     leading = Leading(topology, nothing, [], nothing, lambda: Txid(1))
-    assert installed_companions(leading) == ["beside words"]
+    made: list[Any] = installed_companions(leading)
+    assert made == ["beside words"]
     topology.id = "others"
     assert installed_companions(leading) == []
 

@@ -32,12 +32,12 @@ from txstream.cli.main import main
 from txstream.cli.run_progress import describe
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.errors import BatchTimeoutError, BoltError
-from txstream.core.failing_batch import FailingBatch, Wait
+from txstream.core.failing_batch import FailingBatch, LeftOut, Wait
 from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
 from txstream.core.waits import wait_until
 from txstream.engine.letters.retry_policy import TxidFailures
-from txstream.engine.loop.report import BatchTiming
-from txstream.inspect.health import Health, LeftOut, Word, health
+from txstream.engine.loop.report import BatchTiming, Statistics
+from txstream.inspect.health import Health, Word, health
 from txstream.inspect.phases import phases
 from txstream.settings import Settings
 from txstream.testing import InProcessRunner, ManualClock, TopologyTest
@@ -203,6 +203,9 @@ def test_the_line_of_a_run_has_the_same_words() -> None:
     looking = describe(replace(line, waits=(SEARCH,), waiting_for="it"))
     assert without_seconds(looking).endswith(f", leaving out records: {LOOKING}")
     assert describe(replace(line, failing=RETRY)).endswith(f", retrying a batch: {RETRIED}")
-    left_out = BatchTiming(Txid(11), committed_at=datetime.now(UTC).timestamp(), dead_letters=3)
-    assert describe(replace(line, left_out=left_out)).endswith(", leaving out records: 3 records of txid 11")
+    statistics = Statistics()
+    statistics.add(BatchTiming(Txid(11), dead_letters=3), is_recovered=False)
+    assert describe(replace(line, left_out=statistics.left_out)).endswith(
+        ", leaving out records: 3 records of txid 11"
+    )
     assert str(Health(Word.PAUSED)) == "paused"

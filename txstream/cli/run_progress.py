@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from txstream.cli.context import Cli, print_error
 from txstream.core.transaction import Txid, about
 from txstream.core.wording import counted
-from txstream.inspect.health import Word, health_of
+from txstream.inspect.health import Word, health
 
 if TYPE_CHECKING:
     from txstream.engine.loop.report import RunProgress
@@ -73,7 +73,7 @@ def describe(progress: RunProgress) -> str:
         words.append(counted(progress.failed_attempts, "failed attempt"))
     if progress.dead_letters:
         words.append(counted(progress.dead_letters, "dead letter"))
-    state = health_of(progress)
+    state = health(progress.waits, progress.failing, progress.left_out)
     if state.word is not Word.HEALTHY:
         words.append(str(state))
     elif progress.waiting_for:  # of a tier that has no `waits`

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from txstream.core.transaction import AttemptId, Txid
 
 SEARCHED = "what fails in txid "
 """What a `Wait` begins with that is a search for records to leave out."""
+
+
+class LeftOut(NamedTuple):
+    """A batch that left out records, and when it was committed."""
+
+    txid: int
+    records: int
+    at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from txstream.core.failing_batch import SEARCHED
 from txstream.core.wording import counted
 
 if TYPE_CHECKING:
-    from txstream.core.failing_batch import FailingBatch, Wait
-    from txstream.engine.loop.report import RunProgress
+    from txstream.core.failing_batch import FailingBatch, LeftOut, Wait
     from txstream.inspect.snapshot import Snapshot
 
 _LATELY = timedelta(minutes=1)
@@ -45,14 +44,6 @@ class Health:
         if not self.told or self.word is Word.WAITING:
             return self.told or str(self.word)
         return f"{self.word}: {self.told}"
-
-
-class LeftOut(NamedTuple):
-    """A batch that left out records, and when it was committed."""
-
-    txid: int
-    records: int
-    at: datetime | None
 
 
 def health(
@@ -101,14 +92,6 @@ def _is_search(wait: Wait) -> bool:
 
 def _is_pause(wait: Wait) -> bool:
     return wait.because.startswith("paused by ")
-
-
-def health_of(progress: RunProgress) -> Health:
-    """Return how a run is, by a snapshot of its own."""
-    one, left_out = progress.left_out, None
-    if one is not None:
-        left_out = LeftOut(one.txid, one.dead_letters, datetime.fromtimestamp(one.committed_at, UTC))
-    return health(progress.waits, progress.failing, left_out)
 
 
 def health_in(snapshot: Snapshot, left_out: LeftOut | None) -> Health:

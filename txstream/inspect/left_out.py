@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from txstream.core.dead_letters import LetterKey
 from txstream.core.errors import TxstreamError, UsageError
+from txstream.core.failing_batch import LeftOut
 from txstream.core.transaction import Txid
 from txstream.inspect.databases import Where, topology_databases
-from txstream.inspect.health import LeftOut
 from txstream.inspect.records import MissingDatabase
 
 if TYPE_CHECKING:

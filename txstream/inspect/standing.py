@@ -6,9 +6,10 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from txstream.core.failing_batch import LeftOut
 from txstream.core.transaction import FIRST_TXID
 from txstream.inspect.databases import NOWHERE, Databases, is_tracked, open_databases
-from txstream.inspect.health import Health, LeftOut, health_in
+from txstream.inspect.health import Health, health_in
 from txstream.inspect.json_documents import document, entry_document, failing_document
 from txstream.inspect.ledgers import entry
 from txstream.inspect.left_out import newest_left_out, number_dead, number_late

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstream.core.entry_points import VIEWS, load
-from txstream.core.failing_batch import FailingBatch, Wait
+from txstream.core.failing_batch import FailingBatch, LeftOut, Wait
 from txstream.core.placement import Assignment, EdgeTuples, TaskPlace
 from txstream.core.tabular import html_table
 from txstream.core.transaction import TransactionAttempt, Txid
@@ -96,7 +96,7 @@ class RunProgress:
     dead_letters: int = 0
     waits: tuple[Wait, ...] = ()
     failing: FailingBatch | None = None
-    left_out: BatchTiming | None = None
+    left_out: LeftOut | None = None
 
 
 def shown_reasons(reasons: Mapping[str, int]) -> list[str]:
@@ -230,7 +230,7 @@ class Statistics:
     recovered_batches: int = 0
     dead_letters: int = 0
     first_txid: Txid | None = None
-    left_out: BatchTiming | None = None
+    left_out: LeftOut | None = None
     assignment: Assignment | None = None
     timings: deque[BatchTiming] = field(default_factory=lambda: deque(maxlen=_KEPT_TIMINGS))
 
@@ -243,7 +243,9 @@ class Statistics:
         self.first_txid = self.first_txid or timing.txid
         self.recovered_batches += is_recovered
         self.dead_letters += timing.dead_letters
-        self.left_out = timing if timing.dead_letters else self.left_out
+        if timing.dead_letters:
+            at = datetime.fromtimestamp(timing.committed_at, UTC)
+            self.left_out = LeftOut(timing.txid, timing.dead_letters, at)
 
     def in_commit_of(self, txid: Txid) -> dict[str, float]:
         """Seconds by step of the commit of the batch that was committed last, if it is this one."""

@@ -15,7 +15,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ from txstream.engine.commit.committer import Prepared, state_committers
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.report import BatchTiming
-from txstream.inspect.health import Health, Word, health_of, outages, searches
+from txstream.inspect.health import Health, Word, health, outages, searches
 from txstream.plugins.monitoring.catalog import Families
 from txstream.plugins.monitoring.source_lag import SourceLag
 from txstream.plugins.tracked.turns import Turns
@@ -169,7 +168,8 @@ class RunMetrics(Watcher):
             add("epoch", driver.taken.epoch)
         now = datetime.now(UTC)
         waits = driver.waiting.waits
-        state = health_of(replace(driver.progress(0.0), waits=waits))
+        progress = driver.progress(0.0)
+        state = health(waits, progress.failing, progress.left_out)
         waited = add_health(add, state, waits)
         if isinstance(loop, EventLoop):
             away = [seconds for what, seconds in waited if what.startswith(SOURCE_WAITS)]

@@ -12,6 +12,8 @@ Columns are added only by a leader that has raised the fence, so that nobody who
 to the table. The stored declaration changes last: an interrupted migration is continued where the database
 commits each step by itself, and undone elsewhere. As for every column, the new one's prev is NULL
 where the row's txid created the row.
+
+Over 500 lines: a table's life from its declaration to its last column, beside what it is compared with.
 """
 
 from __future__ import annotations
