@@ -77,3 +77,9 @@ def test_a_search_is_told_as_one() -> None:
     ended = drawn([*USUAL, batch(11, 9.0, details=waited(f"{SEARCHED}3", 2.0, 9.0))])
     assert ended is not None
     assert f"looked for {SEARCHED}3" in [one.text for one in ended.chart.outages]
+
+
+def test_a_pause_after_a_takeover_has_a_driver() -> None:
+    found = drawn([*USUAL, batch(11, 11.0, epoch=2), batch(12, 21.0, epoch=2)])
+    assert found is not None
+    assert [one.text for one in found.chart.pauses] == ["no driver 10.0 s", "idle 10.0 s"]

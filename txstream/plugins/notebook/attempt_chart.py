@@ -353,7 +353,8 @@ def _why(run: Run, before: Made, began: float) -> str:
     def share(since: float, till: float) -> float:
         return (min(till, began) - max(since, before.began)) / length
 
-    if any(before.began <= at <= began for at, _ in (*run.deaths, *run.handovers)):
+    # A takeover is at the first attempt of the new driver.
+    if any(before.began < at <= began for at, _ in (*run.deaths, *run.handovers)):
         return "no driver"
     for since, till, text in run.waits:
         if share(since, till) > _MOST_OF_IT:
