@@ -18,7 +18,6 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 T = TypeVar("T", bound=Hashable)
 
@@ -168,6 +167,8 @@ def _of_bytes(column: pa.Array) -> Numbers:
     found = lengths.astype(np.uint64)
     longest = int(lengths.max(initial=0))
     if longest > _LONG_BYTES:
+        import pyarrow.compute as pc  # who only plans does not need it
+
         column = column.cast(pa.large_binary())
         is_long = pa.array(lengths > _LONG_BYTES)
         short = [hashlib.blake2b(value).digest() for value in column.filter(is_long).to_pylist()]
