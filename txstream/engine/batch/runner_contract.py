@@ -93,12 +93,12 @@ def edges_of(processed: BatchResult, finished: BatchResult) -> list[EdgeTuples]:
 class BatchRunner(Protocol):
     """Processes batches. Called from several threads at once, one per batch in flight.
 
-    `slots` are those that were changed since the start, `known` what batches before have fetched. An attempt
-    uses them as they are when it starts.
+    `slots` are those that were changed since the start, `fetched` what batches have fetched. An attempt uses
+    them as they are when it starts.
     """
 
     slots: Mapping[str, int]
-    known: Mapping[str, str]
+    fetched: Mapping[str, str]
 
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any], spare: int = 0) -> BatchResult:
         """Process one attempt, whose tasks may leave out up to `spare` records. Raises the TxstreamError that

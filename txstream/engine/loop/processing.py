@@ -277,7 +277,7 @@ class Processing:
     ) -> _Processed:
         """Do to a batch what comes before its commit. `is_checked`: raise what a database would refuse; if
         one has refused the batch, or `is_rehearsed`, its commit is rehearsed."""
-        self._runner.known = self._read_before.fetched
+        self._runner.fetched = self._read_before.fetched
         result = self._runner.run(attempt, self._retries.loaded(metas, attempt.txid), spare)
         started = time.perf_counter()
         try:

@@ -132,7 +132,7 @@ class SparkRunner:
     ) -> None:
         self.plan = plan
         self.slots: Mapping[str, int] = {}
-        self.known: Mapping[str, str] = {}
+        self.fetched: Mapping[str, str] = {}
         self._context = context
         self._process = SparkProcess.of(context._gateway)
         self._width = width
@@ -164,7 +164,7 @@ class SparkRunner:
             record_seconds=None if self._computed else self._cost.seconds,
             can_stay=self._residents.count > 0,
             spare=spare,
-            known=self.known,
+            known=self.fetched,
         )
         layout = lay_out(self.plan, order.width, order.slots)
         width = layout.stages[0].width

@@ -181,7 +181,7 @@ class InProcessRunner:
             )
         self.plan = plan
         self.slots: Mapping[str, int] = {}
-        self.known: Mapping[str, str] = {}
+        self.fetched: Mapping[str, str] = {}
         self._width = width
         self._lock = threading.Lock()
         self._idle: list[WorkerProcess] = []
@@ -198,7 +198,7 @@ class InProcessRunner:
     def _run(self, attempt: TransactionAttempt, metas: BatchMetas[Any], spare: int) -> BatchResult:
         started = time.perf_counter()
         order = work_order(
-            attempt, metas, self.plan, self.slots, width=self._width, spare=spare, known=self.known
+            attempt, metas, self.plan, self.slots, width=self._width, spare=spare, known=self.fetched
         )
         layout = lay_out(self.plan, order.width, order.slots)
         ended: set[tuple[int, int]] = set()
