@@ -232,7 +232,7 @@ class LetterRunner(Runner):
     """Has bolts compute each part of the log once for all histories, also where it fails, and in searches:
     beside the code, nothing but whether their counted calls fail now decides what comes of it."""
 
-    kept: ClassVar[dict[Hashable, _Known]] = {}
+    computed: ClassVar[dict[Hashable, _Known]] = {}
 
     def _run(self, attempt: TransactionAttempt, metas: BatchMetas[Any], spare: int) -> BatchResult:
         width = min(self._world.width, _TASKS)
@@ -276,7 +276,7 @@ class LetterRunner(Runner):
         code = program if words & REPAIRED else (world.semantics, len(program.databases), world.at_once)
         how = (how, world.rules)  # a mistake may change what bolts make of it
         key = (code, how, *ranges, None, *excluded, None, *places, None, *_failing(words))
-        found = self.kept.get(key)
+        found = self.computed.get(key)
         if found is None:
             before = [Counter(calls) for calls in _CALLS]
             try:
@@ -285,9 +285,9 @@ class LetterRunner(Runner):
                 result = error.with_traceback(None)  # its frames hold the whole world
                 result.__context__ = None
             counted = [(calls, calls - old) for calls, old in zip(_CALLS, before, strict=True)]
-            if len(self.kept) > _MOST_KNOWN:
-                self.kept.clear()
-            self.kept[key] = found = _Known(attempt, result, counted)
+            if len(self.computed) > _MOST_KNOWN:
+                self.computed.clear()
+            self.computed[key] = found = _Known(attempt, result, counted)
         else:
             for calls, more in found.calls:
                 calls.update(more)

@@ -33,7 +33,7 @@ from txstream.inspect.snapshot import Snapshot
 from txstream.inspect.source import SourceNow
 from txstream.settings import Settings
 from txstream.state import StateDatabase
-from txstream.zookeeper import FAILING, ROOT, WAITING, Paths
+from txstream.zookeeper import ENDED, FAILING, ROOT, WAITING, Paths
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 TXIDS = 9
@@ -433,3 +433,27 @@ def test_status_says_what_the_leader_waits_for(
     ]
     store.notes.put(WAITING, [])
     assert "waiting" not in told()
+
+
+def test_the_last_error_has_its_time_and_goes_with_a_run_that_ended_well(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zookeeper = MemoryZooKeeper()
+    monkeypatch.setattr(status, "open_zookeeper", zookeeper.opened)
+    store = zookeeper.run_topology("words", driver=False)
+    tried = {"attempt": attempt_id(1, 1), "error": "the service is away", "failed_at": NOON.isoformat()}
+    newest = next(iter(rig.database.batches("words", limit=1))).txid + 1
+    commit = rig.whole(rig.next(newest), {"a": 1})
+    rig.states.commit(replace(commit, details={"attempts": [{**tried, "same": True}]}))
+
+    def told() -> list[str]:
+        assert main(["status", "words", "--database", rig.url, "--zookeeper", "127.0.0.1:1"]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("last error")]
+
+    at = f"{NOON.astimezone():%Y-%m-%d %H:%M:%S}"
+    (line,) = told()
+    assert line.endswith(f"before txid {newest} was committed at {at}: the service is away")
+    store.notes.put(ENDED, None)
+    assert told() == []
+    monkeypatch.setattr(MemoryZooKeeper, "leader", lambda *_: "host:1")
+    assert len(told()) == 1, "the next run leads already, and has committed nothing yet"

@@ -174,6 +174,27 @@ def test_stop_does_not_wait_for_a_source_that_is_away(log: MemoryLog) -> None:
     run.finish()
 
 
+def test_a_database_that_planning_needs_is_waited_for_by_its_name(
+    log: MemoryLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(World(log))
+    away = iter(range(3))
+
+    def next_letters(*_: Any) -> tuple[Any, ...]:
+        if next(away, None) is not None:
+            raise ServiceUnavailableError("database postgresql://h/db does not answer; start or repair it")
+        return ()
+
+    run.loop._planning._retries.next = next_letters  # type: ignore[method-assign]
+    run.loop._planning._retries._asked.append(None)
+    run.start()
+    assert wait_until(lambda: "no longer waiting for database postgresql://h/db" in caplog.text, 30.0)
+    assert "waiting for the source" not in caplog.text
+    run.loop.abort()
+    with pytest.raises(RunAbortedError):
+        run.finish()
+
+
 def test_a_source_that_comes_back_is_planned_from(log: MemoryLog) -> None:
     away = iter(range(3))
 

@@ -4,6 +4,8 @@ people see is read with plain SQL and compared with a dict that knows nothing of
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from datetime import UTC, date, datetime
 from typing import Any
 
 import pytest
@@ -115,6 +117,32 @@ class TestRemoved:
             assert told == {"id": key, "at": {"a": 7, "c": 9}[key], "txid": 2}
         rig.commit(4, {"a": ("late", 6, False), "c": ("new", 9, False)})
         assert {key: row["name"] for key, row in seen(rig).items()} == {"b": "bob", "c": "new"}
+
+    @pytest.mark.parametrize("semantics", FENCED)
+    def test_a_removal_is_remembered_as_long_as_rows_are_kept(
+        self, database: StateDatabase, url: str, semantics: Semantics
+    ) -> None:
+        table = SqlTable(
+            "days",
+            "n bigint",
+            key="id string, day date",
+            on_conflict="replace",
+            removed_by="gone",
+            sequence_by="n",
+            keep="1d",
+        )
+        spec = TableSpec(table, semantics, {one: Put() for one in table.value_names})
+        rig = joined(database, url, spec)
+        first, second = (("a", date(2026, 3, day)) for day in (1, 5))
+        rig.commit(1, {first: (5, False), second: (5, False)})
+        rig.commit(2, {first: (6, True), second: (6, True)})
+        rig.commit(3, {first: (4, False)})
+        assert rig.rows() == []
+        horizon = int(datetime(2026, 3, 3, tzinfo=UTC).timestamp())
+        under = rig.next(4)
+        rig.states.commit(replace(rig.whole(under, {}), horizons={"days": horizon}))
+        left = read_rows(url, f"days{ROWS_SUFFIX}")
+        assert [str(row["day"]) for row in left] == ["2026-03-05"]
 
     @pytest.mark.parametrize("sequence_by", [None, "at"])
     @pytest.mark.parametrize("semantics", FENCED)

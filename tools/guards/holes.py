@@ -43,6 +43,42 @@ HOLES = (
         "tests/unit/test_sql_append.py::TestAppended::test_what_an_undone_attempt_replaced_comes_back",
     ),
     Guard(
+        "hole 1",
+        "phantom rows: what an earlier attempt removed comes back with what it was before",
+        sources.APPEND_WRITER,
+        "                self._undo.insert(1, self._bring_back())\n",
+        "                pass\n",
+        "tests/unit/test_rows_removed.py::TestRemoved::"
+        "test_an_undone_removal_brings_the_row_back_as_it_was[driver]",
+    ),
+    Guard(
+        "hole 1",
+        "phantom rows: a removal is not forgotten while it may be undone",
+        sources.WRITER,
+        "forget = forget.where(columns[TXID_COLUMN] < txid)",
+        "forget = forget.where(columns[TXID_COLUMN] <= txid)",
+        "tests/unit/test_rows_removed.py::TestRemoved::"
+        "test_an_undone_removal_brings_the_row_back_as_it_was[driver]",
+    ),
+    Guard(
+        "hole 1",
+        "phantom rows: people do not see removed ones",
+        "txstream/state/sql/tables.py",
+        "    return select(*shown).where(not_(table.c[REMOVED]))\n",
+        "    return select(*shown)\n",
+        "tests/unit/test_rows_removed.py::TestRemoved::"
+        "test_an_undone_removal_brings_the_row_back_as_it_was[driver]",
+    ),
+    Guard(
+        "hole 1",
+        "phantom rows: what is older than a removal does not bring a row back",
+        sources.APPEND_WRITER,
+        "            newer = [order(columns[sequence]) > order(excluded[sequence])]\n",
+        "            pass\n",
+        "tests/unit/test_rows_removed.py::TestRemoved::"
+        "test_what_is_remembered_of_a_removal_is_its_key_and_sequence[opaque]",
+    ),
+    Guard(
         "hole 2",
         "zombies: the fence refuses an older attempt",
         sources.FENCE,

@@ -16,7 +16,7 @@ from txstream.cli.inspection import moment_of, shown_time
 from txstream.cli.operate import Later, Timeout, ask as request, opened, print_answer
 from txstream.cli.options import Id, command
 from txstream.cli.tables import escaped, quoted
-from txstream.core.errors import UsageError
+from txstream.core.errors import TxstreamError, UsageError
 from txstream.core.wording import counted, storable
 from txstream.inspect.databases import open_zookeeper
 from txstream.inspect.json_documents import document
@@ -44,10 +44,14 @@ Since = Annotated[
 ]
 
 
+class NoSuchLetterError(TxstreamError):
+    """There is no such dead letter: an answer, as that of `state get` without a row, and no wrong usage."""
+
+
 def register(app: typer.Typer) -> None:
     app.add_typer(dead_letters, name="dead-letters")
     # `retry` looks into no database, the driver does; but what is typed for `list` is typed for it, too.
-    functions: Mapping[str, Callable[..., None]] = {
+    functions: Mapping[str, Callable[..., int | None]] = {
         "list": list_letters,
         "show": show,
         "export": export,
@@ -102,7 +106,7 @@ def show(
     here = [row for row in found if row["offset"] == offset and partition in _names(row)]
     places = {row["place"] for row in here}
     if not here:
-        raise UsageError(
+        raise NoSuchLetterError(
             f"topology {topology_id!r} has no dead letter of {partition} at offset {offset}; "
             f"`txstream dead-letters list {topology_id} --json` has all"
         )

@@ -216,8 +216,10 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
             f"{shown_time(last.committed_at) or ''}, {counted(last.tuples, 'tuple')}, "
             f"{shown_ranges(last.metas)}"
         )
-        if last.error:
-            lines["last error"] = escaped(last.error)
+        failed = stands.last_error
+        if failed is not None:
+            at = "" if failed.failed_at is None else f" at {shown_time(failed.failed_at)}"
+            lines["last error"] = f"before txid {last.txid} was committed{at}: {escaped(failed.error)}"
     if stands.dead_letters:
         late = f", {stands.late_records:,} of them late" if stands.late_records else ""
         lines["dead"] = (

@@ -78,16 +78,17 @@ def health(
 
 def outages(waits: Iterable[Wait]) -> list[Wait]:
     """Return what is waited for because it is away: neither the end of a pause nor that of a search."""
-    return [one for one in waits if not (_is_pause(one) or _is_search(one))]
+    return [one for one in waits if not (_is_pause(one) or is_search(one.what))]
 
 
 def searches(waits: Iterable[Wait]) -> list[Wait]:
     """Return the searches for records that are to be left out."""
-    return [one for one in waits if _is_search(one)]
+    return [one for one in waits if is_search(one.what)]
 
 
-def _is_search(wait: Wait) -> bool:
-    return wait.what.startswith(SEARCHED)
+def is_search(what: str) -> bool:
+    """Whether what is waited for is the end of a search for records that are to be left out."""
+    return what.startswith(SEARCHED)
 
 
 def _is_pause(wait: Wait) -> bool:

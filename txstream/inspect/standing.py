@@ -11,13 +11,15 @@ from txstream.core.transaction import FIRST_TXID
 from txstream.inspect.databases import NOWHERE, Databases, is_tracked, open_databases
 from txstream.inspect.health import Health, health_in
 from txstream.inspect.json_documents import document, entry_document, failing_document
-from txstream.inspect.ledgers import entry
+from txstream.inspect.ledgers import entry, failed_attempts
 from txstream.inspect.left_out import newest_left_out, number_dead, number_late
 from txstream.inspect.overview import look, status_of
+from txstream.inspect.plain_metas import PlainCodec
 from txstream.inspect.source import SourceNow, begin_to_ask
+from txstream.zookeeper import ENDED
 
 if TYPE_CHECKING:
-    from txstream.inspect.records import MissingDatabase, TopologyStatus
+    from txstream.inspect.records import FailedAttempt, MissingDatabase, TopologyStatus
     from txstream.inspect.snapshot import Snapshot
     from txstream.settings import Settings
     from txstream.state import BatchRecord
@@ -36,6 +38,7 @@ class Standing:
     late_records: int | None
     missing: tuple[MissingDatabase, ...]
     left_out: LeftOut | None = None
+    ended_well: bool = False
 
     @property
     def places(self) -> list[str]:
@@ -48,6 +51,13 @@ class Standing:
         return max(
             (one.last for one in self.snapshot.databases if one.last), key=lambda row: row.txid, default=None
         )
+
+    @property
+    def last_error(self) -> FailedAttempt | None:
+        """The last failure before the newest batch was committed; None once its run has ended well."""
+        if self.last is None or self.ended_well:
+            return None
+        return next(reversed(failed_attempts(entry("", self.last))), None)
 
     @property
     def health(self) -> Health | None:
@@ -72,7 +82,9 @@ def standing_of(settings: Settings, topology_id: str, zookeeper: ZooKeeper) -> S
             late = number_late(topology_id, databases.opened) if dead else 0
             left_out = newest_left_out(topology_id, databases.opened)
         status = status_of(settings, snapshot, zookeeper.standbys(topology_id))
-    return Standing(status, snapshot, source(), dead, late, missing, left_out)
+        ended = zookeeper.progress(topology_id, PlainCodec()).notes.get(ENDED)
+        ended_well = snapshot.leader is None and ended is not None and ended == snapshot.epoch
+    return Standing(status, snapshot, source(), dead, late, missing, left_out, ended_well)
 
 
 def _unknown(snapshot: Snapshot, databases: Databases) -> list[MissingDatabase]:

@@ -215,14 +215,14 @@ def test_an_empty_folder_is_filled_and_a_file_is_not_replaced(
 def test_a_full_disk_leaves_nothing(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write = Path.write_text
+    write = Path.write_bytes
 
-    def fails(path: Path, text: str, **options: str) -> int:
+    def fails(path: Path, content: bytes) -> int:
         if path.name == "README.md":
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return write(path, text, **options)
+        return write(path, content)
 
-    monkeypatch.setattr(Path, "write_text", fails)
+    monkeypatch.setattr(Path, "write_bytes", fails)
     assert main(["init", "counts"]) == 2
     assert "no space left on device" in capsys.readouterr().err
     assert list(here.iterdir()) == []

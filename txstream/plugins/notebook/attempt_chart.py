@@ -19,6 +19,7 @@ from typing import Protocol
 
 from mako.template import Template
 
+from txstream.core.failing_batch import SEARCHED
 from txstream.core.wording import counted, in_order
 
 COLOURS = 7
@@ -36,6 +37,7 @@ _LETTERS = 14
 _PAUSE_SECONDS = 1.0  # a shorter pause between two attempts is not drawn
 _SECOND = 30  # the width of a second of a longer pause
 _LONGEST = 240
+_MOST_OF_IT = 0.5  # of a pause, which then has its reason
 _WIDE = 90  # a pause this wide has room for words
 _LEAST_ROOM = 40  # for a number of seconds
 _TICK = 120  # between two times on the axis
@@ -288,7 +290,7 @@ def _chart(run: Run, rows: Mapping[str, str], axis: Axis, pause_seconds: float) 
     for since, till, text in run.waits:
         x = axis.at(since - began)
         drawn.outages.append(Mark(x, max(axis.at(till - began) - x, _CELL), text))
-    drawn.pauses = list(_pauses(run.made, drawn.columns, axis.at(ended - began), ended, pause_seconds))
+    drawn.pauses = list(_pauses(run, drawn.columns, axis.at(ended - began), ended, pause_seconds))
     drawn.deaths = [Mark(axis.at(at - began), 0, text) for at, text in run.deaths]
     drawn.handovers = [Mark(axis.at(at - began), 0, text) for at, text in run.handovers]
     return drawn
@@ -332,15 +334,38 @@ def _told_once(outages: Sequence[Mark]) -> list[Mark]:
 
 
 def _pauses(
-    made: Sequence[Made], columns: Sequence[Mark], end: float, ended: float, pause_seconds: float
+    run: Run, columns: Sequence[Mark], end: float, ended: float, pause_seconds: float
 ) -> Iterator[Mark]:
-    """Yield the times in which a run began no attempt for so long that it is worth a word."""
+    """Yield the times in which a run began no attempt for so long that it is worth a word, which is why."""
+    made = run.made
     nexts = [*((one.began, column.x) for one, column in zip(made, columns, strict=True)), (ended, end)]
     for one, column, (began, x) in zip(made, columns, nexts[1:], strict=True):
         room = x - column.x - _CELL
         if began - one.began >= pause_seconds and room >= _LEAST_ROOM:
-            stalled = "stalled " if room >= _WIDE else ""
-            yield Mark(column.x + _CELL, room, f"{stalled}{began - one.began:.1f} s")
+            why = f"{_why(run, one, began)} " if room >= _WIDE else ""
+            yield Mark(column.x + _CELL, room, f"{why}{began - one.began:.1f} s")
+
+
+def _why(run: Run, before: Made, began: float) -> str:
+    """Return what a run did most of the time between an attempt and the next one."""
+    length = began - before.began
+
+    def share(since: float, till: float) -> float:
+        return (min(till, began) - max(since, before.began)) / length
+
+    # A takeover is at the first attempt of the new driver.
+    if any(before.began < at <= began for at, _ in (*run.deaths, *run.handovers)):
+        return "no driver"
+    for since, till, text in run.waits:
+        if share(since, till) > _MOST_OF_IT:
+            return "searching" if SEARCHED in text else "waiting"
+    if share(before.began, before.ended if before.ended is not None else began) > _MOST_OF_IT:
+        return "processing"
+    if before.fate not in (Fate.COMMITTED, Fate.WRITTEN):
+        return "retrying"
+    if any(share(one.began, began if one.ended is None else one.ended) > _MOST_OF_IT for one in run.outages):
+        return "partition away"
+    return "idle"
 
 
 def _short(partition: str) -> str:

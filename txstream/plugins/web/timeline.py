@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from txstream.core.transaction import epoch_of
+from txstream.inspect.health import is_search
 from txstream.inspect.ledgers import (
     COMMITTED,
     attempts_in,
@@ -143,7 +144,10 @@ def drawn(
     until = 0.0
     if waiting and now is not None:
         until = now.timestamp()
-        waits += [(one.since.timestamp(), until, f"waits for {one.what}") for one in waiting]
+        waits += [
+            (one.since.timestamp(), until, f"{'looks' if is_search(one.what) else 'waits'} for {one.what}")
+            for one in waiting
+        ]
     run = Run(attempts, outages, deaths, handovers, waits, until)
     (chart,) = charts([run], pause_seconds=pause_seconds)
     places = {
@@ -184,7 +188,9 @@ def _waits(batch: Batch) -> list[tuple[float, float, str]]:
     for one in stored if isinstance(stored, list) else ():
         since, until = (time_of(one.get(name)) for name in ("since", "until"))
         if since is not None and until is not None:
-            found.append((since.timestamp(), until.timestamp(), f"waited for {one.get('what')}"))
+            what = str(one.get("what"))
+            verb = "looked" if is_search(what) else "waited"
+            found.append((since.timestamp(), until.timestamp(), f"{verb} for {what}"))
     return found
 
 
