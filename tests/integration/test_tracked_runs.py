@@ -167,7 +167,7 @@ def test_it_is_scaled_while_it_runs_and_status_shows_what_it_waits_for(files: Fi
     def shown() -> str:
         return " ".join(files.run("status").stdout.split())
 
-    wait_until(lambda: "now waiting for the open trees since" in shown(), "the wait to be shown")
+    wait_until(lambda: "health waiting for the open trees since" in shown(), "the wait to be shown")
     assert "(`txstream scale` changes the tasks of 'queue')" in shown()
     assert files.lines("closed") == []
     (files.folder / "hold").unlink()
@@ -227,7 +227,7 @@ def test_a_pause_that_is_asked_for_between_two_runs_is_shown_and_obeyed(files: F
     nothing = "0 tuples, 0 trees open, 0 acked, 0 failed or timed out"
     running.wait_for_line(f"{nothing}, waiting for `txstream resume {files.id}`")
     shown = files.launcher.run("status", files.id)
-    assert f"now waiting for `txstream resume {files.id}` since" in " ".join(shown.stdout.split())
+    assert "health paused" in " ".join(shown.stdout.split())
     assert not files.is_empty
     assert files.launcher.run("resume", files.id).status == 0
     ended = running.wait()

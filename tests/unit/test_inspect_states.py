@@ -504,7 +504,7 @@ def test_a_batch_in_full(make_rig: Any, capsys: pytest.CaptureFixture[str]) -> N
     }
     details = {
         "path": "driver",
-        "timings": {"processed": 0.25, "committed": 0.004},
+        "timings": {"job": 0.25, "commit": 0.004, "read": 0.125},
         "attempts": [
             {"attempt": (1 << 32) + 1, "error": "a bolt failed", "failed_at": "2026-01-02T03:04:05+00:00"},
             {
@@ -530,7 +530,7 @@ def test_a_batch_in_full(make_rig: Any, capsys: pytest.CaptureFixture[str]) -> N
     assert found.ranges[1].skipped_from == 5
     assert [(one.partition, one.skipped_from, one.start) for one in found.skipped] == [("lines/2", 2, 8)]
     assert found.unavailable == {"lines/3": "it has no leader"}
-    assert (found.path, found.timings) == ("driver", {"processed": 0.25, "committed": 0.004})
+    assert (found.path, found.timings) == ("driver", {"job": 0.25, "commit": 0.004, "read": 0.125})
     failed, other, same = found.failed_attempts
     assert failed.ranges is None
     assert [(one.partition, one.end) for one in other.ranges or ()] == [("lines/0", 7), ("lines/3", 5)]
@@ -541,7 +541,13 @@ def test_a_batch_in_full(make_rig: Any, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["show", "words", "1", "--database", rig.url]) == 0
     out = capsys.readouterr().out
     for words in (
-        *("txid 1, committed", "processed 0.250 s", "lines/3 was unavailable: it has no leader"),
+        *(
+            "txid 1, committed",
+            "job 0.250 s",
+            "commit 0.004 s",
+            "read 0.125 s, all Spark tasks together",
+            "lines/3 was unavailable: it has no leader",
+        ),
         *("attempt 1.1 failed at", "a bolt failed", "skipped 5 to 9: lost", "lines/2 skipped 2 to 8: lost"),
         "it held lines/0 3-7, lines/3 0-5, without lines/4, lines/10 (2 more are not recorded)\n",
         "attempt 1.3 failed: once more\n  it held the same ranges\n",

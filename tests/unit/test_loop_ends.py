@@ -185,8 +185,9 @@ def test_a_database_that_planning_needs_is_waited_for_by_its_name(
             raise ServiceUnavailableError("database postgresql://h/db does not answer; start or repair it")
         return ()
 
-    run.loop._planning._retries.next = next_letters  # type: ignore[method-assign]
-    run.loop._planning._retries._asked.append(None)
+    retries: Any = run.loop._planning._retries
+    retries.next = next_letters
+    retries._asked.append(None)
     run.start()
     assert wait_until(lambda: "no longer waiting for database postgresql://h/db" in caplog.text, 30.0)
     assert "waiting for the source" not in caplog.text

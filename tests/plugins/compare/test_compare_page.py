@@ -88,7 +88,7 @@ def test_a_cell_has_the_txid_that_committed_its_tuples() -> None:
 
 def test_a_pause_is_as_wide_as_it_was_long_and_the_outage_spans_it() -> None:
     waits, goes_on = chart(played(stall=3.0)), chart(played())
-    assert [mark.text for mark in waits.pauses] == ["stalled 3.1 s"]
+    assert [mark.text for mark in waits.pauses] == ["partition away 3.1 s"]
     assert goes_on.pauses == []
     (pause,), (outage,) = waits.pauses, waits.outages
     assert outage.x < pause.x

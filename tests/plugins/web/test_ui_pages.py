@@ -791,7 +791,7 @@ def test_metrics_are_served_where_there_are_any(
 def test_a_scraper_needs_no_token_that_was_made_for_operating(
     ledger: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metrics = {"metrics": lambda: (b"txstream_leader 1\n", "text/plain"), "token": "s" * 20}
+    metrics: dict[str, Any] = {"metrics": lambda: (b"txstream_leader 1\n", "text/plain"), "token": "s" * 20}
     for is_open, expected in ((True, 200), (False, 401)):
         served = Served(ledger, monkeypatch, open_metrics=is_open, **metrics)
         assert served.client.get("/metrics").status_code == expected
