@@ -51,6 +51,8 @@ class Collector:
         self._is_open = True
         self.sends = 0
         """How often tuples were sent."""
+        self.may_cut = False
+        """Whether rows that cannot be sent are held, for `cut`."""
         # The only stream, if that is all that can be emitted to.
         self._only = None if len(spec.streams) != 1 or spec.direct_streams else next(iter(spec.streams))
 
@@ -155,7 +157,12 @@ class Collector:
         rows = self._rows[stream]
         if not rows:
             return
-        batch = self._to_arrow(rows, stream)
+        try:
+            batch = self._to_arrow(rows, stream)
+        except TupleError:
+            if not self.may_cut:
+                self._rows[stream] = []  # nothing is to be sent after an error
+            raise
         self._rows[stream] = []
         self.sends += 1
         self._send(self._task, batch, stream, None)

@@ -131,6 +131,7 @@ class TaskRuntime:
             )
             can_leave = isinstance(self.bolt, StateCommitter) or may_retry(self.bolt)
             self._leaving = leaving if can_leave else None
+            self.collector.may_cut = self._leaving is not None
             # What an instance has kept that has got no tuple yet, and one that tries a tuple by itself.
             self._fresh: bytes | None = None
             self._trial: BasicBolt | None = None
