@@ -77,6 +77,8 @@ RETRIED = "2 attempts of txid 12 failed"
 def test_there_is_one_word_for_each_state(
     waits: tuple[Wait, ...], batch: FailingBatch | None, left_out: LeftOut | None, told: str
 ) -> None:
+    if left_out is not None and left_out.at is not None:  # this module may have been imported minutes ago
+        left_out = left_out._replace(at=datetime.now(UTC) - (NOW - left_out.at))
     found = health(waits, batch, left_out)
     assert without_seconds(str(found)) == told
     assert str(found.word) in told
