@@ -53,6 +53,17 @@ class MigratesUnfenced(MemoryBackend):
             super()._hold(here, life, attempt)
 
 
+@breaks("removed-rows-are-hidden")
+class ForgetsTheSequenceToo(MemoryBackend):
+    """An older record brings a removed row back."""
+
+    def _forget_removed(self, here: Any, spec: TableSpec, txid: Txid) -> None:
+        rules, rows = self._rules(spec), self._rows(here, spec)
+        for key, stored in list(here.scan(rows)):
+            if rules.forgotten(stored, txid) != stored:
+                here.put(rows, key, None)
+
+
 @breaks("state-can-be-shown")
 class ShowsWhatIsOpen(MemoryBackend):
     @contextlib.contextmanager
