@@ -80,6 +80,7 @@ class ServerOutages:
         with pytest.raises(ServiceUnavailableError) as told:
             rig.commit(2, {"a": 1})
         assert not isinstance(told.value, AnswerLostError)  # COMMIT was never sent
+        assert told.value.service == f"database {rig.database.display_url}"
         with pytest.raises(ServiceUnavailableError, match="set --database / TXSTREAM_DATABASE"):
             rig.database.check()
         server.start()

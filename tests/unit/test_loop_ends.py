@@ -182,7 +182,9 @@ def test_a_database_that_planning_needs_is_waited_for_by_its_name(
 
     def next_letters(*_: Any) -> tuple[Any, ...]:
         if next(away, None) is not None:
-            raise ServiceUnavailableError("database postgresql://h/db does not answer; start or repair it")
+            error = ServiceUnavailableError("it does not answer; start or repair it")
+            error.service = "database postgresql://h/db"
+            raise error
         return ()
 
     retries: Any = run.loop._planning._retries

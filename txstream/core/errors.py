@@ -59,7 +59,10 @@ class SchemaError(TopologyError):
 
 
 class ServiceUnavailableError(TxstreamError):
-    """ZooKeeper, Kafka, the database, Spark or Java could not be reached or started in time."""
+    """ZooKeeper, Kafka, the database, Spark or Java could not be reached or started in time. `service` is
+    what to wait for, in words, if whoever raised it has said that."""
+
+    service: str | None = None
 
 
 class SparkLostError(TxstreamError):

@@ -10,7 +10,6 @@ wait behind the other's commit, with fewer records.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from datetime import UTC, datetime
 from functools import partial
@@ -39,7 +38,6 @@ GATHER_SECONDS = 0.1
 
 _POLL = Backoff(first_seconds=0.01, longest_seconds=0.15)
 _SOURCE = "the source"
-_DATABASE = re.compile(r"database \S+")  # as its errors begin
 
 
 class Planning:
@@ -182,8 +180,8 @@ class Planning:
     def _wait(self, plan: Plan[Any], error: BaseException) -> None:
         """The source is away, or a database that has dead letters, and this driver still leads."""
         if self._batches.coordinator.is_planning(plan.ticket):
-            away = _DATABASE.match(str(error))
-            self._waiting.begin(_SOURCE, _SOURCE if away is None else away[0], error)
+            away = getattr(error, "service", None) or _SOURCE
+            self._waiting.begin(_SOURCE, away, error)
             self._batches.workers.after(CHECK_SECONDS, lambda: self._plan_again(plan))
 
     def _plan_nothing(self, plan: Plan[Any], seconds: float) -> None:

@@ -94,6 +94,13 @@ def to_error(failure: Failure, database: str, doing: str, *, at_commit: bool) ->
 
     `at_commit` means that COMMIT had been sent, so an outage leaves the outcome unknown.
     """
+    error = _to_error(failure, database, doing, at_commit=at_commit)
+    if isinstance(error, ServiceUnavailableError):
+        error.service = f"database {database}"
+    return error
+
+
+def _to_error(failure: Failure, database: str, doing: str, *, at_commit: bool) -> TxstreamError:
     message = failure.message
     match failure.kind:
         case Kind.UNREACHABLE if at_commit:
