@@ -201,10 +201,12 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         planned: dict[str, KafkaRange] = {}
         for name, place in places.items():
             taken = shares.get(name, 0)
-            if taken or (name not in later and (name not in last or place.skipped_from is not None)):
+            if taken or name not in last or place.skipped_from is not None:
                 planned[name] = KafkaRange(
                     place.position, place.position + taken, logs[name].topic_id, place.skipped_from
                 )
+        if later:
+            planned = {name: one for name, one in planned.items() if name not in later or not one.is_empty}
         completed, missing = self._epochs.complete(planned, logs, deadline)
         if later and any(map(self._is_first, missing)):
             completed = {name: one for name, one in completed.items() if name not in later}
