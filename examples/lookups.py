@@ -36,7 +36,13 @@ STREAMS = {
 }
 
 
-def graph(spout: SourceSpout[Any], users: str = "users", orders: str = "orders") -> Topology:
+def graph(
+    spout: SourceSpout[Any],
+    users: str = "users",
+    orders: str = "orders",
+    *,
+    driver_commit_rows: int | None = None,
+) -> Topology:
     """Return the topology over any source of both topics. Its tables have the names of the topics."""
 
     @bolt(output=STREAMS)
@@ -48,7 +54,7 @@ def graph(spout: SourceSpout[Any], users: str = "users", orders: str = "orders")
         else:
             collector.emit((record["user"], record["amount"], *place), stream="orders")
 
-    builder = TransactionalTopologyBuilder("lookups", "records", spout)
+    builder = TransactionalTopologyBuilder("lookups", "records", spout, driver_commit_rows=driver_commit_rows)
     builder.set_bolt("by_topic", by_topic).local_or_shuffle_grouping("records")
     table = SqlTable(
         users, "name string, city string", key="user string", on_conflict="replace", removed_by="gone"
@@ -66,6 +72,7 @@ def topology(
     orders: str = "orders",
     semantics: Literal["opaque", "transactional"] = "opaque",
     max_records_per_partition: int = 10_000,
+    driver_commit_rows: int | None = None,
 ) -> Topology:
     source = KafkaSource(
         [users, orders],
@@ -74,4 +81,4 @@ def topology(
         read_first=users,
         max_records_per_partition=max_records_per_partition,
     )
-    return graph(SPOUTS[semantics](source), users, orders)
+    return graph(SPOUTS[semantics](source), users, orders, driver_commit_rows=driver_commit_rows)
