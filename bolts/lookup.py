@@ -4,25 +4,35 @@ Invariants. What a tuple gets is the row of its key as it was before the batch, 
 itself has for the table. Both are fixed by the batch's metas, so every attempt of it gets the same. A row
 that an undone attempt of this batch has written is read as it was before (`StateBackend.read`). The task that
 has a tuple also gets all that the batch has for the row of its key: see `follow`.
+
+A worker process keeps rows from batch to batch if the table's txids are indexed: it first asks for what was
+changed since, and forgets that (`_Kept`).
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, get_args
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txstream.api.bolts import OutputFieldsDeclarer, TableReader
+from txstream.api.bolts import OutputFieldsDeclarer, TableReader, WorkerContext
+from txstream.api.declarer import check_number
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.schema import format_schema, format_type
 from txstream.api.state import REMOVED, SqlState, SqlTable
 from txstream.api.tuples import Chunk, Tuple, one_row
 from txstream.core.errors import StateValueError, TopologyError, UsageError
 from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid
 from txstream.state.folding import new_fold
 from txstream.state.values import normal_keys
+
+if TYPE_CHECKING:
+    from txstream.state import StateBackend, TableSpec
 
 Missing = Literal["null", "dead-letter"]
 Row = tuple[Any, ...]
@@ -42,7 +52,9 @@ class LookupBolt(TableReader):
     what happens: with "null" the columns are null; with "dead-letter" the record becomes one.
 
     Any grouping will do. Grouped by the fields of `on`, a task gets of the table's input only what is for its
-    keys; otherwise each task gets all of it. The topology runs one batch at a time. Raises TopologyError.
+    keys; otherwise each task gets all of it. The topology runs one batch at a time. If the table has
+    `index_txid=True`, each worker process keeps up to `cache_rows` rows from batch to batch. Raises
+    TopologyError.
     """
 
     def __init__(
@@ -52,6 +64,7 @@ class LookupBolt(TableReader):
         on: str | Sequence[str],
         columns: str | Sequence[str] | Mapping[str, str] | None = None,
         missing: Missing = "null",
+        cache_rows: int = 50_000,
     ) -> None:
         if missing == "wait":
             raise TopologyError(
@@ -68,6 +81,7 @@ class LookupBolt(TableReader):
             columns = [name.strip() for name in columns.split(",")]
         self.columns = columns if columns is None or isinstance(columns, Mapping) else {n: n for n in columns}
         self.missing = missing
+        self.cache_rows = check_number("cache_rows", cache_rows, least=0)
 
     # --- when the topology is built -----------------------------------------------------------------
 
@@ -141,6 +155,10 @@ class LookupBolt(TableReader):
         self._schema = pa.schema([*given[0], *added])
         declarer.declare(self._schema)
 
+    def prepare_worker(self, context: WorkerContext) -> list[_Kept]:
+        """Return what this process keeps; a task takes it out while it works with it."""
+        return []
+
     # --- in a batch ---------------------------------------------------------------------------------
 
     def execute(self, tup: Tuple) -> None:
@@ -175,16 +193,34 @@ class LookupBolt(TableReader):
 
     def _before(self, keys: Iterable[Row]) -> dict[Row, Row | None]:
         """Return the rows of these keys as they were before the batch."""
-        state = self.table.state
+        if self.context.open_table is None:
+            raise UsageError(f"table {self.table.state.table!r} can be looked up in a run only")
+        store, spec = self.context.open_table()
         rows: dict[Row, Row | None] = dict.fromkeys(keys)
-        asked = _table_of(state, [key for key in rows if None not in key])
+        wanted = [key for key in rows if None not in key]
+        if not (spec.state.index_txid and self.cache_rows) or spec.semantics is Semantics.NON_TRANSACTIONAL:
+            rows.update(self._read(store, spec, wanted))
+            return rows
+        # Nobody else has what is kept as long as this task works with it.
+        kept = self.context.resource.pop() if self.context.resource else _Kept(spec.state, self.cache_rows)
+        kept.forget_changes(store, self.context.topology_id, self.batch_id.txid)
+        known = kept.known(wanted)
+        found = self._read(store, spec, [key for key in wanted if key not in known])
+        rows.update(known)
+        rows.update(found)
+        kept.keep(found)
+        self.context.resource.append(kept)
+        return rows
+
+    def _read(self, store: StateBackend, spec: TableSpec, keys: Sequence[Row]) -> dict[Row, Row | None]:
+        """Read the rows of these keys; None for one without a row."""
+        rows: dict[Row, Row | None] = dict.fromkeys(keys)
+        asked = _table_of(spec.state, keys)
         asked = asked.filter(_can_be_there(asked))
         if asked.num_rows:
-            if self.context.open_table is None:
-                raise UsageError(f"table {state.table!r} can be looked up in a run only")
-            store, spec = self.context.open_table()
             answer = store.read(spec, asked, before=self.batch_id.txid)
-            rows.update(zip(_rows(answer, state.key_names), _rows(answer, state.value_names), strict=True))
+            values = _rows(answer, spec.state.value_names)
+            rows.update(zip(_rows(answer, spec.state.key_names), values, strict=True))
         return rows
 
     def _with_own(self, before: dict[Row, Row | None], keys: Mapping[Row, int]) -> dict[Row, Row | None]:
@@ -230,6 +266,56 @@ class LookupBolt(TableReader):
         (values,) = tuples.slice(first, 1).to_pylist()
         shown = ", ".join(f"{name}={values[name]!r:.200}" for name in self.on)
         raise StateValueError(f"table {self.table.state.table!r} has no row for {shown}")
+
+
+class _Kept:
+    """Rows of a table that a worker process keeps, those that were used last; None for a key without a row.
+
+    Invariant: they are as they were before batch `_before`. Of a batch after that, a row that has changed
+    carries the txid of the change or a later one; so does one that an undone attempt has written. Only a
+    removed row may be gone without a trace, once the batch after the removal is committed.
+    """
+
+    def __init__(self, state: SqlState, most: int) -> None:
+        self._state = state
+        self._most = most
+        self._rows: OrderedDict[Row, Row | None] = OrderedDict()
+        self._before = 0
+
+    def forget_changes(self, store: StateBackend, topology: str, txid: Txid) -> None:
+        """Forget what is not known to be as it was before batch `txid`."""
+        before, self._before = self._before, txid
+        if before == txid or not self._rows:
+            return
+        leaves_no_trace = self._state.removed_by is not None and self._state.sequence_by is None
+        if before > txid or (leaves_no_trace and txid - before > 1):
+            self._rows.clear()
+            return
+        with store.read_state(topology) as reading:
+            if reading.as_of != txid - 1:
+                self._rows.clear()  # another driver is at work, or one database is ahead of another
+                return
+            table, names = self._state.table, self._state.key_names
+            changed = chain(reading.written_since(table, before), reading.written_by(table, txid))
+            keys = [tuple(row.key[name] for name in names) for row in islice(changed, self._most)]
+        if len(keys) == self._most:  # to read them all again takes no longer
+            self._rows.clear()
+            return
+        for key in _rows(_table_of(self._state, keys), names):  # as the bolt's own keys
+            self._rows.pop(key, None)
+
+    def known(self, keys: Iterable[Row]) -> dict[Row, Row | None]:
+        """Return the rows of these keys, as far as they are here."""
+        found = {key: self._rows[key] for key in keys if key in self._rows}
+        for key in found:
+            self._rows.move_to_end(key)
+        return found
+
+    def keep(self, rows: Mapping[Row, Row | None]) -> None:
+        """Keep rows as they were before the batch."""
+        self._rows.update(rows)
+        while len(self._rows) > self._most:
+            self._rows.popitem(last=False)
 
 
 def _numbered(columns: Sequence[pa.ChunkedArray]) -> tuple[list[int], dict[Row, int]]:

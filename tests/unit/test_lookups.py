@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ from txstream import (
 )
 from txstream.core.errors import TopologyError
 from txstream.core.fault_points import Point
+from txstream.core.semantics import Semantics
 from txstream.settings import Settings
+from txstream.state import StateDatabase
 from txstream.testing import TopologyTest
 
 SPOUTS = {"opaque": OpaqueSpout, "transactional": TransactionalSpout}
@@ -118,24 +121,28 @@ def running(
         yield test
 
 
+@pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("commit", ["auto", "executors"])
 @pytest.mark.parametrize("name", SPOUTS)
-def test_a_tuple_sees_the_batches_before_and_its_own(name: str, commit: Any) -> None:
+def test_a_tuple_sees_the_batches_before_and_its_own(name: str, commit: Any, keeps: bool) -> None:
     for seed, (grouping, width) in enumerate(
         [("fields", 1), ("fields", 2), ("shuffle", 2), ("local_or_shuffle", 2), ("global", 1)]
     ):
         records = some_records(seed)
-        options = {"grouping": grouping, "commit": commit}
+        table = users_table(removed_by="kind = 'gone'", index_txid=keeps)
+        options = {"grouping": grouping, "commit": commit, "table": table}
         with running(records, SPOUTS[name], width=width, **options) as test:
             test.run()
             assert test.table("joined") == expected(records), (grouping, width)
 
 
+@pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("name", SPOUTS)
 @pytest.mark.parametrize("at", [Point.BEFORE_COMMIT, Point.INSIDE_COMMIT, Point.AFTER_COMMIT])
-def test_a_replay_joins_what_was_joined(name: str, at: Point) -> None:
+def test_a_replay_joins_what_was_joined(name: str, at: Point, keeps: bool) -> None:
     records = some_records(7)
-    with running(records, SPOUTS[name], width=2, commit="executors") as test:
+    table = users_table(removed_by="kind = 'gone'", index_txid=keeps)
+    with running(records, SPOUTS[name], table, width=2, commit="executors") as test:
         for txid in (2, 5, 8):
             test.crash(at=at, txid=txid)
             test.restart()
@@ -143,14 +150,16 @@ def test_a_replay_joins_what_was_joined(name: str, at: Point) -> None:
         assert test.table("joined") == expected(records)
 
 
-def test_what_an_undone_attempt_has_written_is_not_seen() -> None:
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_an_undone_attempt_has_written_is_not_seen(keeps: bool) -> None:
     """The replay has no record of partition q, whose rows the executors of the first attempt have written."""
     before = [(0, "user", "a", "ann"), (1, "user", "b", "bob"), (2, "user", "c", "cid")]
     orders = [(at, "order", key, None) for at, key in enumerate("abcd", 10)]
+    table = users_table(removed_by="kind = 'gone'", index_txid=keeps)
     changes = [(20, "user", "a", "Ann"), (21, "gone", "b", None), (22, "user", "d", "dan")]
     with (
         MemorySpout(FIELDS, {"p": before}) as source,
-        TopologyTest(joining(source, commit="executors", size=100)) as test,
+        TopologyTest(joining(source, table=table, commit="executors", size=100)) as test,
     ):
         test.commit(1)
         source.append("p", *orders[:3])
@@ -182,12 +191,19 @@ def totals(source: MemorySpout, spout: Any, state: SqlState, lookup: LookupBolt,
 SALES = "at bigint, shop string, day int, amount bigint"
 
 
+@pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("name", SPOUTS)
-def test_a_stream_is_joined_with_what_is_added_up_of_it(name: str) -> None:
+def test_a_stream_is_joined_with_what_is_added_up_of_it(name: str, keeps: bool) -> None:
     """The bolt and its table get one stream, and the table has a key of two columns."""
     chance = random.Random(1)
     sales = [(at, chance.choice("xy"), chance.choice([1, 2]), chance.randrange(100)) for at in range(40)]
-    state = SqlState("totals", key="shop string, day int", value="n bigint, most bigint", semantics="opaque")
+    state = SqlState(
+        "totals",
+        key="shop string, day int",
+        value="n bigint, most bigint",
+        semantics=Semantics.OPAQUE,
+        index_txid=keeps,
+    )
     lookup = LookupBolt("totals", on=("shop", "day"), columns={"total": "n", "high": "most"})
     counts: dict[Any, list[int]] = {}
     wanted: dict[int, tuple[str, int, int]] = {}
@@ -207,7 +223,8 @@ def test_a_stream_is_joined_with_what_is_added_up_of_it(name: str) -> None:
         assert test.table("kept") == wanted
 
 
-def test_a_row_that_is_older_than_the_tables_changes_nothing() -> None:
+@each("keeps", [False, True])
+def test_a_row_that_is_older_than_the_tables_changes_nothing(keeps: bool) -> None:
     """Nor does one that is older than a removal of which only the sequence is left."""
     table = SqlTable(
         "users",
@@ -216,6 +233,7 @@ def test_a_row_that_is_older_than_the_tables_changes_nothing() -> None:
         on_conflict="replace",
         removed_by="kind = 'gone'",
         sequence_by="at",
+        index_txid=keeps,
     )
     told = (
         "user a 5 new, gone b 6 -, user c 7 cid, order a 100 -, user a 1 old, user b 2 old, order a 101 -, "
@@ -279,6 +297,69 @@ def test_a_missing_row_becomes_a_dead_letter_and_a_retry_finds_it(tmp_path: Path
         {"offset": 2, "component": "named", "message": "table 'users' has no row for user='b'"},
         {"offset": 3, "component": "named", "message": "table 'users' has no row for user=None"},
     ]
+
+
+@each("removed_by", [None, "kind = 'gone'"])
+def test_a_kept_row_is_read_again_once_it_has_changed(
+    removed_by: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    read = StateDatabase.read
+
+    def noted(self: Any, spec: Any, keys: Any, **options: Any) -> Any:
+        asked.append(sorted(keys.column("id").to_pylist()))
+        return read(self, spec, keys, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateDatabase, "read", noted)
+        table = users_table(removed_by=removed_by, index_txid=True)
+        with (
+            MemorySpout(FIELDS, {"p": []}) as source,
+            TopologyTest(joining(source, table=table, size=100, tasks=1)) as test,
+        ):
+            times = iter(range(100))
+
+            def batch(*told: str) -> list[str]:
+                asked.clear()
+                for one in told:
+                    kind, key, *name = one.split()
+                    source.append("p", (next(times), kind, key, *(name or [None])))
+                test.run()
+                return sorted(chain.from_iterable(asked))
+
+            assert batch("user a ann", "user b bob", "order a", "order c") == ["a", "c"]
+            assert batch("order a", "order b", "order c") == ["a", "b"]  # nobody has changed c
+            assert batch("order a", "order b", "order c") == []
+            assert batch("user a Ann", "order b") == []
+            assert batch("order a", "order b") == ["a"]
+            assert batch("user c cid", "order c") == []
+            assert batch("order c") == ["c"]
+            assert batch("user b Bob") == []  # nothing is looked up
+            assert batch("user d dan") == []
+            # A removed row may have gone meanwhile, and left no trace.
+            assert batch("order a", "order b") == (["b"] if removed_by is None else ["a", "b"])
+            assert batch("order d", "order e", "order f") == ["d", "e", "f"]
+
+
+def test_a_kept_row_that_an_undone_attempt_has_changed_is_read_again() -> None:
+    """The change of the batch before is hidden behind that of the attempt, which carries its own txid."""
+    table = users_table(index_txid=True)
+    with (
+        MemorySpout(FIELDS, {"p": [(0, "user", "a", "first")]}) as source,
+        TopologyTest(joining(source, table=table, commit="executors", tasks=1)) as test,
+    ):
+        test.run()
+        source.append("p", (1, "order", "a", None))
+        test.run()  # "first" is kept
+        source.append("p", (2, "user", "a", "second"))
+        test.run()
+        source.append("q", (3, "user", "a", "third"))
+        test.fail(4, at=Point.AFTER_WRITE)
+        assert [row["name"] for row in test.rows("users")] == ["third"]
+        source.hide("q")
+        source.append("p", (4, "order", "a", None))
+        test.commit(4)
+        assert test.table("joined") == {1: ("a", "first"), 4: ("a", "second")}
 
 
 def refused(lookup: Any, spout: Any = OpaqueSpout, **options: Any) -> str:
