@@ -34,7 +34,7 @@ from txstream.state.values import normal_keys
 if TYPE_CHECKING:
     from txstream.state import StateBackend, TableSpec
 
-Missing = Literal["null", "dead-letter"]
+Missing = Literal["null", "dead-letter", "wait"]
 Row = tuple[Any, ...]
 """The value columns of a row, hidden ones too."""
 
@@ -72,9 +72,7 @@ class LookupBolt(TableReader):
                 "missing='dead-letter' and `txstream dead-letters retry`, which gives it a batch of its own"
             )
         if missing not in get_args(Missing):
-            raise TopologyError(
-                f"missing is {missing!r}; it must be {' or '.join(map(repr, get_args(Missing)))}"
-            )
+            raise TopologyError(f"missing is {missing!r}; it must be 'null' or 'dead-letter'")
         self.reads = table
         self.on = (on,) if isinstance(on, str) else tuple(on)
         if isinstance(columns, str):

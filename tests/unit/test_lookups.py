@@ -323,7 +323,7 @@ def test_a_kept_row_is_read_again_once_it_has_changed(
                 asked.clear()
                 for one in told:
                     kind, key, *name = one.split()
-                    source.append("p", (next(times), kind, key, *(name or [None])))
+                    source.append("p", (next(times), kind, key, name[0] if name else None))
                 test.run()
                 return sorted(chain.from_iterable(asked))
 
@@ -375,7 +375,7 @@ def test_what_is_refused() -> None:
     def to(table: str = "totals", **options: Any) -> Any:
         return lambda: LookupBolt(table, **{"on": both, **options})
 
-    names = {"columns": {"total": "n", "high": "most"}}
+    names: dict[str, Any] = {"columns": {"total": "n", "high": "most"}}
     assert "reads the table of 'log', which is no bolt that fills a table; those are 'totals', 'store'" in (
         refused(to("log", **names))
     )
