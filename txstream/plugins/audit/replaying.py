@@ -188,6 +188,12 @@ def _compared(
     differs = tuple(written.differences(digest))
     if not differs:
         return TableReplay(txid, table.name, True, digest.rows, written.rows, database=place)
+    if looked_up := runs.looked_up(table.component):
+        note = (
+            f"what it would get today differs ({'; '.join(differs)}): it was looked up in "
+            f"{', '.join(map(repr, looked_up))}, read as of today, because earlier rows are not kept"
+        )
+        return TableReplay(txid, table.name, None, digest.rows, written.rows, note=note, database=place)
     with table.database.read_state(runs.topology.id) as reading:
         changes, untold = _changes(reading, table, txid, deltas, limit)
     return TableReplay(
