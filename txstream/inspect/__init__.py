@@ -56,6 +56,11 @@ if TYPE_CHECKING:
         WhyPart as WhyPart,
         why as why,
     )
+    from txstream.plugins.audit.record_wait import (
+        NotKnownError as NotKnownError,
+        RecordFate as RecordFate,
+        wait_for as wait_for,
+    )
     from txstream.plugins.audit.recover_from_ledgers import recover as recover
     from txstream.plugins.audit.replaying import (
         BatchReplay as BatchReplay,
@@ -70,6 +75,7 @@ _HOMES = {
     "txstream.plugins.audit.fsck_run": ("fsck",),
     "txstream.inspect.ledgers": ("UnknownTxidError", "batch", "batches"),
     "txstream.inspect.overview": ("status", "topologies"),
+    "txstream.plugins.audit.record_wait": ("NotKnownError", "RecordFate", "wait_for"),
     "txstream.plugins.audit.recover_from_ledgers": ("recover",),
     "txstream.inspect.records": (
         "Batch",
