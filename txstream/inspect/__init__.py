@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         top as top,
     )
     from txstream.plugins.audit.fsck_run import fsck as fsck
+    from txstream.plugins.audit.key_differences import KeyDifference as KeyDifference
     from txstream.plugins.audit.provenance import (
         Why as Why,
         WhyPart as WhyPart,
@@ -98,6 +99,7 @@ _HOMES = {
         "TopologySummary",
     ),
     "txstream.inspect.databases": ("UnknownTopologyError", "opened"),
+    "txstream.plugins.audit.key_differences": ("KeyDifference",),
     "txstream.plugins.audit.provenance": ("Why", "WhyPart", "why"),
     "txstream.plugins.audit.replaying": ("BatchReplay", "Replay", "ReplayChange", "TableReplay", "replay"),
     "txstream.inspect.tables": ("diff", "get", "states", "top"),
