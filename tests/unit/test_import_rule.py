@@ -26,6 +26,7 @@ from tracked_wheel import INSTALLS_AS, ROOT, tracked_files
 
 NEEDS: Final[dict[str, set[str]]] = {
     "audit": {"local"},  # batches run again without Spark
+    "change": set(),
     "compare": {"local", "notebook", "proof"},
     "doctor": {"residents", "tracked"},
     "files": set(),
@@ -284,9 +285,10 @@ def test_the_kernel_stays_small_enough_to_be_read() -> None:
 def test_rooms_do_not_import_each_other_in_circles() -> None:
     arrows = arrows_of(imports_found(), {room_of(path) for path in product()})
     floors = floors_of(arrows)
-    assert len(floors) <= 28
+    # What goes back looks at all that a topology has, from its ledgers to its place in ZooKeeper.
+    assert len(floors) <= 29
     assert max(floors.values()) <= 10
-    assert sum(map(len, arrows.values())) <= 132
+    assert sum(map(len, arrows.values())) <= 142
 
 
 def test_rooms_of_the_engine_do_not_import_each_other_in_circles() -> None:

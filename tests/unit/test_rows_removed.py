@@ -73,6 +73,11 @@ class TestRemoved:
         rig.commit(2, {"a": ("Ann", 2, False), "c": GONE})
         rig.commit(3, {"c": ("Cid", 3, False)})
         before = seen(rig)
+        with database.read_state("users") as reading:
+            whole = pa.concat_tables(reading.whole("users")).to_pylist()
+        stored = read_rows(url, f"users{ROWS_SUFFIX}")
+        by_id = [{row["id"]: {**row} for row in rows} for rows in (whole, stored)]
+        assert by_id[0] == by_id[1], "removed rows and what undoing needs are among them"
         assert before["a"] == {
             "id": "a", "name": "Ann", "prev_name": "ann", "at": 2, "prev_at": 1, "prev_txid": 1, "txid": 2
         }  # fmt: skip
