@@ -125,5 +125,5 @@ def test_text_and_bytes_without_a_value_are_null() -> None:
         of = source(value_format, kafka_columns=["value", "offset"])
         batch = joined_batch(of, readers(of, SpoutContext("t", "rows", {})), [part([None])])
         assert batch.to_pylist() == [{"value": None, "offset": 100}]
-    with pytest.raises(TopologyError, match="tombstones is 'skip'; it must be 'refuse' or 'null'"):
-        source("json", tombstones="skip")
+    with pytest.raises(TopologyError, match="tombstones is 'drop'; it must be 'refuse' or 'null' or 'skip'"):
+        source("json", tombstones="drop")
