@@ -26,17 +26,17 @@ from txstream.plugins.local.embedded import Services
 PARTITIONS = 4
 SEED = int(os.environ.get("TXSTREAM_KILL_SEED", random.SystemRandom().randrange(1 << 32)))
 BY_EXECUTORS = ["-p", "driver_commit_rows=1"]
+PERSIST: list[tuple[str, list[str]]] = [("before-persist:1", []), ("after-persist:2", [])]
 STEPS: list[tuple[str, list[str]]] = [
-    ("before-commit:2", []),
-    ("inside-commit:3", []),
-    ("after-commit:4", []),
-    ("before-advance:5", []),
-    ("after-advance:6", []),
-    ("inside-begin:7", BY_EXECUTORS),
-    ("after-begin:8", BY_EXECUTORS),
-    ("after-write:9", BY_EXECUTORS),
+    ("before-commit:3", []),
+    ("inside-commit:4", []),
+    ("after-commit:5", []),
+    ("before-advance:6", []),
+    ("after-advance:7", []),
+    ("inside-begin:8", BY_EXECUTORS),
+    ("after-begin:9", BY_EXECUTORS),
+    ("after-write:10", BY_EXECUTORS),
 ]
-PERSIST: list[tuple[str, list[str]]] = [("before-persist:10", []), ("after-persist:11", [])]
 MODULE = """
 from txstream import Decode, KafkaSource, SqlAppendBolt, SqlTable, TransactionalTopologyBuilder
 from txstream.examples.word_count import SPOUTS
@@ -160,6 +160,7 @@ def send(bootstrap: str, topic: str, source: Source, count: int) -> int:
     return sent
 
 
+@pytest.mark.timeout(1200)  # nine starts of Spark, and 50,000 changes
 @pytest.mark.parametrize(
     ("semantics", "on_spark", "count"),
     [
@@ -194,7 +195,7 @@ def test_a_mirror_of_a_table_whose_drivers_are_killed(
             *("--session-timeout", "1"),
         ]
 
-    for point, path in STEPS + (PERSIST if semantics == "transactional" else []):
+    for point, path in (PERSIST if semantics == "transactional" else []) + STEPS:
         killed = launcher.run(
             *arguments(count // 60), *path, TXSTREAM_DATABASE=url, TXSTREAM_FAULT=f"kill@{point}"
         )
