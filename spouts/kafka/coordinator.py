@@ -200,6 +200,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         }
         progress = sum(place.end for place in last.values()) if readable > limit else 0
         shares = share_limit(backlogs, limit, progress)
+        self.passed_over = [name for name, backlog in backlogs.items() if backlog and not shares.get(name)]
         planned: dict[str, KafkaRange] = {}
         for name, place in places.items():
             taken = shares.get(name, 0)
