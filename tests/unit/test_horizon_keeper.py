@@ -1,4 +1,4 @@
-"""A state that decides for itself what is late: its keeper on the driver, and the rows that its batches mark."""
+"""A state that decides itself what is late: its keeper on the driver, and the rows that its batches mark."""
 
 from __future__ import annotations
 

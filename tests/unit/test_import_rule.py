@@ -38,6 +38,7 @@ NEEDS: Final[dict[str, set[str]]] = {
     "testing": {"local", "proof", "tracked"},
     "tracked": set(),
     "web": {"compare", "monitoring", "notebook"},
+    "windows": set(),
 }
 """Which other plug-ins each plug-in imports."""
 MOST_KERNEL_LINES: Final = 30_000
@@ -283,9 +284,10 @@ def test_the_kernel_stays_small_enough_to_be_read() -> None:
 def test_rooms_do_not_import_each_other_in_circles() -> None:
     arrows = arrows_of(imports_found(), {room_of(path) for path in product()})
     floors = floors_of(arrows)
-    assert len(floors) <= 27
+    assert len(floors) <= 28
     assert max(floors.values()) <= 10
-    assert sum(map(len, arrows.values())) <= 130
+    # Windows need three: the contracts, the core and the bolt that they extend.
+    assert sum(map(len, arrows.values())) <= 133
 
 
 def test_rooms_of_the_engine_do_not_import_each_other_in_circles() -> None:
