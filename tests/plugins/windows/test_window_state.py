@@ -24,8 +24,10 @@ from support.windows import (
 )
 
 from txstream import Count, Hopping, MemorySpout, SqlState, TopologyError, Tumbling, WindowBolt, WindowState
+from txstream.core.errors import StateTableError
 from txstream.core.fault_points import Point
 from txstream.testing import ManualClock, TopologyTest
+from txstream.zookeeper import Kind
 
 EVERY_SPOUT = pytest.mark.parametrize("name", SPOUTS)
 
@@ -158,3 +160,31 @@ def test_what_cannot_be_is_refused_when_it_is_declared() -> None:
         pytest.raises(TopologyError, match=r"late='dead-letter', but .* add dead_letters=DeadLetters"),
     ):
         graph(source, dead_letters=None)
+
+
+def test_a_late_record_that_is_retried_counts_once_late_is_amend(tmp_path: Path) -> None:
+    path, clock = tmp_path / "s.db", ManualClock((NOON + timedelta(days=2)).timestamp())
+    records = {"rows/0": [("rows", 0, n, at(m), "a") for n, m in enumerate((1, 59, 70, 71, 30))]}
+    fields = "topic string, partition int, offset bigint, at timestamp, page string"
+    with MemorySpout(fields, records, max_records_per_partition=1) as source:
+        topology = graph(source, max_spout_pending=1)
+        with TopologyTest(topology, database=f"sqlite:///{path}", clock=clock) as test:
+            test.run()
+            assert late(path) == {("rows/0", 4)}
+            assert table(path)["a", micros(at(0))] == (2, True)
+            test.restart(graph(source, late="amend", max_spout_pending=1))
+            test._control.running.requests.ask(Kind.RETRY, {})
+            source.append("rows/0", ("rows", 0, 5, at(72), "a"))
+            test.run()
+    assert table(path)["a", micros(at(0))] == (3, True)
+
+
+def test_another_window_needs_another_table(tmp_path: Path) -> None:
+    with (
+        MemorySpout(FIELDS, {"p0": rows("p0", 1)}) as source,
+        TopologyTest(graph(source), database=f"sqlite:///{tmp_path / 's.db'}") as test,
+    ):
+        test.run()
+        test.restart(graph(source, window=Tumbling("1h", time="at", grace="2h")))
+        with pytest.raises(StateTableError, match=r"its window was declared .*'1h'.* and is now .*'1d'"):
+            test.restart(graph(source, window=Tumbling("1d", time="at")))
