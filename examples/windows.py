@@ -36,6 +36,7 @@ def graph(
     zone: str = "UTC",
     late: Literal["dead-letter", "amend"] = "dead-letter",
     keep: str | None = None,
+    driver_commit_rows: int | None = None,
 ) -> Topology:
     """Return the topology over any source of clicks that gives the place of each."""
     hours = WindowState(
@@ -46,7 +47,9 @@ def graph(
         late=late,
         keep=keep,
     )
-    builder = TransactionalTopologyBuilder("clicks", "clicks", spout, dead_letters=DeadLetters())
+    builder = TransactionalTopologyBuilder(
+        "clicks", "clicks", spout, dead_letters=DeadLetters(), driver_commit_rows=driver_commit_rows
+    )
     builder.set_bolt("count", WindowBolt(hours, n=Count()), parallelism=2).fields_grouping("clicks", "page")
     return builder.build()
 
@@ -58,7 +61,9 @@ def topology(
     grace: str = "10m",
     zone: str = "UTC",
     late: Literal["dead-letter", "amend"] = "dead-letter",
+    keep: str | None = None,
     max_records_per_partition: int = 100_000,
+    driver_commit_rows: int | None = None,
 ) -> Topology:
     source = KafkaSource(
         topic,
@@ -66,4 +71,4 @@ def topology(
         kafka_columns=PLACE,
         max_records_per_partition=max_records_per_partition,
     )
-    return graph(SPOUTS[semantics](source), size, grace, zone, late)
+    return graph(SPOUTS[semantics](source), size, grace, zone, late, keep, driver_commit_rows)
