@@ -129,6 +129,7 @@ def test_an_attempt_that_runs_again_marks_from_the_values_of_before(tmp_path: Pa
         assert bills(path) == [("ann", 1, 1, 2), ("bob", 4, 1, 3), ("cid", 9, 1, 2)]
 
 
-def test_a_store_that_marks_nothing_is_refused() -> None:
+def test_a_store_that_marks_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryBackend, "marks_rows", False)
     with MemorySpout(FIELDS, {"p": []}) as source, pytest.raises(TopologyError, match="cannot mark rows"):
         state_targets(graph(source, "opaque"), "memory://here", lambda _: MemoryBackend("memory://here"))
