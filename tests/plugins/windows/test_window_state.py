@@ -188,3 +188,14 @@ def test_another_window_needs_another_table(tmp_path: Path) -> None:
         test.restart(graph(source, window=Tumbling("1h", time="at", grace="2h")))
         with pytest.raises(StateTableError, match=r"its window was declared .*'1h'.* and is now .*'1d'"):
             test.restart(graph(source, window=Tumbling("1d", time="at")))
+
+
+@EVERY_SPOUT
+def test_a_record_of_the_batch_that_closes_its_window_counts(name: str, tmp_path: Path) -> None:
+    path, records = tmp_path / "s.db", {"p0": rows("p0", 1, 61, 131, 65, 66)}
+    with MemorySpout(FIELDS, records, max_records_per_partition=1) as source:
+        run(path, records, graph(source, name, max_spout_pending=1))
+    found = check(path, records)
+    assert found.closed_in["a", micros(at(60))] == 4  # which has the record of 65
+    assert found.rows["a", micros(at(60))] == (2, True)
+    assert found.late == {("p0", 4)}
