@@ -43,12 +43,12 @@ def micros(moment: datetime) -> int:
 
 def produce(bootstrap: str, topic: str, chance: random.Random) -> dict[str, list[tuple[int, str]]]:
     """Produce clicks of two days, each partition at a pace of its own. Most are minutes out of order, a few
-    are hours late, and one is from the year 2099."""
+    are a day late, and one is from the year 2099."""
     producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all", linger_ms=20)
     sent: dict[str, list[tuple[int, str]]] = {f"{topic}/{number}": [] for number in range(PARTITIONS)}
     for number in range(CLICKS):
         partition = number % PARTITIONS
-        minutes = number * (4 + partition) - chance.choice([0] * 6 + [3, 9, 400])
+        minutes = number * (4 + partition) - chance.choice([0] * 6 + [3, 9, 1500])
         at = START + timedelta(minutes=minutes, seconds=chance.randrange(60))
         if number == CLICKS // 3:
             at = datetime(2099, 1, 1, tzinfo=UTC)
