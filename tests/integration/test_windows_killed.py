@@ -93,7 +93,7 @@ def test_killed_drivers_close_the_windows_that_records_and_metas_say(
         rows: list[Any] = connection.execute(
             "SELECT page, window_start, window_end, n, closed FROM clicks_by_hour"
         ).fetchall()
-        ledger = dict(connection.execute("SELECT txid, metas FROM txstream_batch").fetchall())
+        ledger: dict[int, Any] = dict(connection.execute("SELECT txid, metas FROM txstream_batch").fetchall())
         places = connection.execute("SELECT place FROM txstream_dead_letter").fetchall()
     metas = {txid: one if isinstance(one, dict) else json.loads(one) for txid, one in ledger.items()}
     wanted = expected(records, metas, hour, HOUR // 6, amend=late == "amend", table="clicks_by_hour")

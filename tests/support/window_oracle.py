@@ -27,14 +27,16 @@ def expected(
     """`records` are time (microseconds) and key by partition; `metas` are those of the ledger by txid."""
     counts: Counter[tuple[str, int, int]] = Counter()
     known: dict[int, dict[str, int]] = {0: {}}
-    late, closed, before = set(), {}, None
+    late: set[tuple[str, int]] = set()
+    closed: dict[tuple[str, int], int] = {}
+    before: int | None = None
     for txid in sorted(metas):
         note, ranges = metas[txid]["horizons"][table], metas[txid]["partitions"]
         latest, unread = known[note["through"]], {*ranges, *note["waiting"]}
-        times = [latest.get(partition) for partition in unread]
         now = before
-        if times and None not in times:
-            now = max(min(times) - grace, min(times) - grace if before is None else before)
+        if unread and unread <= latest.keys():
+            found_now = min(latest[partition] for partition in unread) - grace
+            now = found_now if before is None else max(before, found_now)
         assert (note["late"], note["watermark"]) == (before, now), txid
         told = dict(known[txid - 1])
         for partition, taken in ranges.items():

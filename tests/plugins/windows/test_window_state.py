@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.windows import (
@@ -133,7 +134,7 @@ def test_a_partition_that_is_away_holds_the_watermark_back(name: str, tmp_path: 
 
 def test_what_cannot_be_is_refused_when_it_is_declared() -> None:
     window = Tumbling("1h", time="at")
-    declared = {"key": "page string", "value": "n bigint", "window": window, "late": "amend"}
+    declared: dict[str, Any] = {"key": "page string", "value": "n bigint", "window": window, "late": "amend"}
     for changed, why in (
         ({"late": None}, "late='dead-letter' sets them aside, late='amend' counts"),
         ({"late": "drop"}, "late is 'drop'"),
@@ -146,7 +147,7 @@ def test_what_cannot_be_is_refused_when_it_is_declared() -> None:
     with pytest.raises(TopologyError, match="fills closed itself"):
         WindowBolt(WindowState("clicks", **declared), n=Count(), closed=Count())
     with pytest.raises(TopologyError, match="takes a WindowState"):
-        WindowBolt(SqlState("clicks", key="page string", value="n bigint"), n=Count())
+        WindowBolt(SqlState("clicks", key="page string", value="n bigint"), n=Count())  # type: ignore[arg-type]
     for fields, why in (
         ("at timestamp, page string", "no field 'partition'.*kafka_columns"),
         ("partition string, at date, page string", "it must be a timestamp"),

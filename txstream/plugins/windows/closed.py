@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from txstream.api.schema import parse_schema
 from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, PartitionEmitter, SpoutContext
 from txstream.core.errors import DataLostError, TopologyError
 from txstream.core.transaction import TransactionAttempt
@@ -59,7 +60,7 @@ class ClosedWindows(PartitionedSpout[ClosedRange]):
         values = [field for field in state.value_schema if field.name != CLOSED]
         self.state, self.topology, self.max_txids = state, topology, max_txids
         self._url = url
-        self.output = pa.schema([*state.key_schema, *values, pa.field("amended", pa.bool_())])
+        self.output: pa.Schema = pa.schema([*state.key_schema, *values, pa.field("amended", pa.bool_())])
 
     def __repr__(self) -> str:
         return f"ClosedWindows({self.state.table!r} of {self.topology!r})"
@@ -125,6 +126,7 @@ class _Emitter(_Reader, PartitionEmitter[ClosedRange]):
         self, attempt: TransactionAttempt, partition: str, meta: ClosedRange
     ) -> Iterator[pa.RecordBatch]:
         source, table = self._source, self._source.state.table
+        schema: pa.Schema = parse_schema(source.output)
         with self.reading() as state:
             stored = next((one for one in state.tables() if one.name == table), None)
             if stored is None or (source.state.late == "amend" and not stored.has_prev):
@@ -132,8 +134,8 @@ class _Emitter(_Reader, PartitionEmitter[ClosedRange]):
                 raise TopologyError(f"{source!r}: that topology {why}; an opaque table does")
             rows = self._rows(state, meta)
             while some := list(islice(rows, _CHUNK_ROWS)):
-                columns = [pa.array([row[f.name] for row in some], f.type) for f in source.output]
-                yield pa.RecordBatch.from_arrays(columns, schema=source.output)
+                columns = [pa.array([row[f.name] for row in some], f.type) for f in schema]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _rows(self, state: StateReading, meta: ClosedRange) -> Iterator[dict[str, Any]]:
         """Yield the closed rows of these batches in the order of their txids, and in each by time and key."""

@@ -67,7 +67,7 @@ class WindowState(SqlState):
         return pa.schema([OWN.field(END)]), ""
 
     @functools.cached_property
-    def keep_seconds(self) -> int | None:  # type: ignore[override]
+    def keep_seconds(self) -> int | None:
         """None: the watermark decides, not the clock."""
         return None
 
