@@ -136,7 +136,7 @@ HUNTS = [
 @pytest.mark.soak
 @pytest.mark.parametrize(("guard", "hunt"), HUNTS)
 def test_a_missing_guard_is_found(guard: Guard, hunt: LetterHunt) -> None:
-    for seed in range(hunt.first_seed, hunt.first_seed + MOST_SEEDS):
+    for seed in range(MOST_SEEDS):
         try:
             rules = Rules(guard.patches)
             simulate_letters(

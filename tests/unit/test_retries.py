@@ -360,6 +360,20 @@ def test_a_plan_that_may_be_committed_in_part_and_misses_a_letter_ends_the_run(m
     assert rig.test.table("words_1") == {"a": 2, "b": 1}
 
 
+def test_a_retry_takes_no_letter_of_its_own_txid(make: Any, source: MemorySpout) -> None:
+    """One database has it from an earlier attempt, which the retry undoes: the record comes in a later batch."""
+    rig = make(OpaqueSpout)
+    source.append("p", "bad1")
+    rig.test.crash(at=Point.BETWEEN_COMMITS, txid=2)
+    assert ("p@7", "dead") in rig.letters()
+    Parse.bad = set()
+    rig.ask()
+    rig.test.restart()
+    rig.test.run()
+    assert rig.counts() == {**counted(), "bad1": 3}
+    assert all(status == "retried in txid 2" for _, status in rig.letters())
+
+
 @BOTH
 @pytest.mark.parametrize("most_bytes", [40, 3], ids=["several together", "each larger than a batch may be"])
 def test_large_ones_are_retried_in_several_batches(

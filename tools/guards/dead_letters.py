@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guards import sources
+from guards import proofs, sources
 from guards.guard import Guard
 from guards.hunt import DYING, OPAQUE, TRANSACTIONAL, LetterHunt
 from txstream.core.errors import CorruptStateError, ProgressMismatchError, StateValueError
@@ -161,8 +161,6 @@ DEAD_LETTERS = (
         sources.RETRIES,
         " and one.txid < before\n",
         "\n",
-        mutant="ARetryTakesItsOwn",
-        does="A retry takes what an earlier attempt of its own txid left in a database, and undoes it.",
-        hunts=(LetterHunt(WrongResultError, OPAQUE, 2, first_seed=50_430),),
+        f"{proofs.RETRIES}::test_a_retry_takes_no_letter_of_its_own_txid",
     ),
 )
