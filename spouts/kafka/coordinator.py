@@ -197,7 +197,9 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         whole = {name: logs[name].end - place.position for name, place in places.items()}
         backlogs = {name: min(left, limit if cap is None else cap) for name, left in whole.items()}
         progress = sum(place.end for place in last.values()) if readable > limit else 0
-        shares, later = share_first(self._is_first, backlogs, last, unavailable, whole, limit, progress)
+        is_first = self._source.is_first
+        shares, later = share_first(is_first, backlogs, last, unavailable, whole, limit, progress)
+        places = {name: place for name, place in places.items() if name in shares or name not in later}
         planned: dict[str, KafkaRange] = {}
         for name, place in places.items():
             taken = shares.get(name, 0)
@@ -205,10 +207,8 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
                 planned[name] = KafkaRange(
                     place.position, place.position + taken, logs[name].topic_id, place.skipped_from
                 )
-        if later:
-            planned = {name: one for name, one in planned.items() if name not in later or not one.is_empty}
         completed, missing = self._epochs.complete(planned, logs, deadline)
-        if later and any(map(self._is_first, missing)):
+        if later and any(map(is_first, missing)):
             completed = {name: one for name, one in completed.items() if name not in later}
         if is_new_only:
             self.read_ahead = self._logs.new_records(completed)
@@ -324,10 +324,6 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             self._group.close()
         self._watch.close()
         self._client.close()
-
-    def _is_first(self, name: str) -> bool:
-        first = self._source.read_first
-        return not first or _topic_of(name) in first
 
     # --- the cluster -----------------------------------------------------------------------------------
 
