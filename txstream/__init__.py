@@ -121,6 +121,10 @@ if TYPE_CHECKING:
         TrackedTopology as TrackedTopology,
     )
     from txstream.plugins.tracked.kafka_queue import KafkaQueueSpout as KafkaQueueSpout
+    from txstream.plugins.windows.bolt import WindowBolt as WindowBolt
+    from txstream.plugins.windows.closed import ClosedWindows as ClosedWindows
+    from txstream.plugins.windows.state import WindowState as WindowState
+    from txstream.plugins.windows.times import Hopping as Hopping, Tumbling as Tumbling
     from txstream.settings import Settings as Settings
     from txstream.spouts.batch_spouts import (
         BatchCollector as BatchCollector,
@@ -214,6 +218,10 @@ _HOMES = {
     "txstream.spouts.batch_spouts": ("BatchCollector", "BatchSpout"),
     "txstream.spouts.kafka": ("Decode", "KafkaOptions", "KafkaSource"),
     "txstream.plugins.tracked.kafka_queue": ("KafkaQueueSpout",),
+    "txstream.plugins.windows.bolt": ("WindowBolt",),
+    "txstream.plugins.windows.closed": ("ClosedWindows",),
+    "txstream.plugins.windows.state": ("WindowState",),
+    "txstream.plugins.windows.times": ("Hopping", "Tumbling"),
     "txstream.spouts.memory": ("MemorySpout",),
     "txstream.spouts.rate": ("RateSpout",),
     "txstream.state.backend": ("StateBackend",),

@@ -31,6 +31,7 @@ from txstream.spouts.kafka.arguments import (
     KafkaOptions as KafkaOptions,
     Starting,
     check_registry,
+    default_tombstones,
     kafka_schema,
     key_type,
     one_of,
@@ -175,9 +176,11 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         given = FormatArguments(
             decode.schema, decode.errors, decode.wire_format, decode.schema_registry, str(self.selection)
         )
-        self.tombstones = one_of("tombstones", decode.tombstones, "refuse", "null")
         self.takes_any_time = False
         self.value_schema = read_by("value_format", self.value_format, given)
+        self.tombstones = one_of(
+            "tombstones", decode.tombstones or default_tombstones(self.value_schema), "refuse", "null", "skip"
+        )
         self.key_schema = read_by("key_format", self.key_format, replace(given, schema=decode.key_schema))
         check_registry(decode.wire_format, decode.schema_registry, (self.value_schema, self.key_schema))
         self.schema = value_fields(self.value_schema)

@@ -210,6 +210,8 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         completed, missing = self._epochs.complete(planned, logs, deadline)
         if later and any(map(is_first, missing)):
             completed = {name: one for name, one in completed.items() if name not in later}
+        taken_now = {name for name, one in completed.items() if not one.is_empty}
+        self.passed_over = [name for name, left in whole.items() if left > 0 and name not in taken_now]
         if is_new_only:
             self.read_ahead = self._logs.new_records(completed)
         self._few_wait = readable <= _FEW_RECORDS and not (answer or missing)

@@ -297,14 +297,15 @@ class StateCommitter(BatchBolt, Committer):
     reducers: Mapping[str, Reducer]
     order_by: Sequence[str] = ()
     """For a `SqlTable`: the fields that order the rows of one key in a batch."""
-    horizon: int | None = None
-    """For a state with `keep`: rows of a time before this, in seconds since 1970, are late. The engine sets
-    it for each attempt."""
+    horizon: Any = None
+    """What the state's table has among the batch's horizons: with `keep`, rows of a time before this, in
+    seconds since 1970, are late. The engine sets it for each attempt."""
 
     @abstractmethod
     def deltas(self) -> pa.Table:
         """Return what this task has folded; called once, after its last tuple. One row per key: the key
-        columns, then one delta per value column, then what the reducers need to merge them."""
+        columns, then one delta per value column, then what the reducers need to merge them. The metadata of
+        the schema are told to the state's `HorizonKeeper`."""
 
 
 class TableReader(BatchBolt):

@@ -93,7 +93,7 @@ class TaskRuntime:
         send: Send,
         stopwatch: Stopwatch,
         committed: TransactionAttempt | None = None,
-        horizons: Mapping[str, int] | None = None,
+        horizons: Mapping[str, Any] | None = None,
         leaving: LeavingOut | None = None,
     ) -> None:
         self.spec = spec

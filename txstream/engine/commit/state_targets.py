@@ -142,6 +142,11 @@ def state_targets(
                     f"{one.database.display_url} ({type(one.database).__name__}) cannot hide removed rows; "
                     f"keep it in a SQL database"
                 )
+            if spec.state.marks is not None and not one.database.marks_rows:
+                raise TopologyError(
+                    f"topology {topology.id!r}: {one.database.display_url} ({type(one.database).__name__}) "
+                    f"cannot mark rows of table {spec.state.table!r}; keep it in a SQL database"
+                )
             if spec.state.keep is not None and not one.database.removes_expired:
                 raise TopologyError(
                     f"topology {topology.id!r}: table {spec.state.table!r} has keep={spec.state.keep!r}, and "

@@ -15,11 +15,12 @@ from __future__ import annotations
 import decimal
 import math
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, Table, case, delete, true, update
+from sqlalchemy import Connection, Table, case, delete, false, true, update
 
 from txstream.api.reducers import Custom
 from txstream.api.retention import limit_of
@@ -68,6 +69,24 @@ class TableWriter:
         here = self._table.c[TXID_COLUMN] == txid
         connection.execute(self._delete_created.where(here))
         connection.execute(self._put_back.where(here))
+
+    def mark(self, connection: Connection, txid: int, until: datetime) -> None:
+        """See `StateTransaction.mark`."""
+        assert self.spec.state.marks is not None
+        columns, semantics = self._table.c, self.spec.semantics
+        flag, time = (columns[name] for name in self.spec.state.marks)
+        field = self.spec.state.value_schema.field(time.name)
+        limit = self._dialect.literal(pa.chunked_array([pa.array([until], field.type)]), time.type)
+        changes: list[tuple[Any, Any]] = []
+        if semantics is Semantics.OPAQUE:  # first, because MySQL assigns one after the other
+            for name in self.spec.state.value_names:
+                kept = case((columns[TXID_COLUMN] == txid, self._prev(name)), else_=columns[name])
+                changes.append((self._prev(name), kept))
+        changes.append((flag, true()))
+        if semantics is not Semantics.NON_TRANSACTIONAL:
+            changes.append((columns[TXID_COLUMN], txid))
+        due = update(self._table).where(flag == false(), time <= limit)
+        connection.execute(due.ordered_values(*changes))
 
     def remove_expired(self, connection: Connection, horizon: int, most: int, answered: Touch) -> None:
         """See `StateTransaction.remove_expired`."""

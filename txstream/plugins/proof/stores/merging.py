@@ -159,6 +159,14 @@ class RowRules:
             f"topology"
         )
 
+    def marked(self, stored: RowValues, flag: int, txid: Txid) -> RowValues:
+        """Return the row as batch `txid` leaves it with a boolean set, at this place among the values."""
+        values, prev, written = stored
+        new = (*values[:flag], True, *values[flag + 1 :])
+        if self.spec.semantics is Semantics.OPAQUE:
+            return new, prev if written == txid else values, txid
+        return new, None, None if written is None else txid
+
     def restored(self, stored: RowValues, txid: Txid) -> RowValues | None:
         """Return what is left of an opaque row when batch `txid` is undone; None when `txid` created it."""
         if self.spec.appends:
