@@ -193,15 +193,13 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         if first_places:  # they are committed before anything is read, with their epochs where known
             completed, _ = self._epochs.complete(first_places, logs, deadline)
             return {**answer, **first_places, **completed}
-        cap = self._source.max_records_per_partition
+        cap, is_first = self._source.max_records_per_partition, self._source.is_first
         whole = {name: logs[name].end - place.position for name, place in places.items()}
         backlogs = {name: min(left, limit if cap is None else cap) for name, left in whole.items()}
         progress = sum(place.end for place in last.values()) if readable > limit else 0
-        is_first = self._source.is_first
         shares, later = share_first(is_first, backlogs, last, unavailable, whole, limit, progress)
-        places = {name: place for name, place in places.items() if name in shares or name not in later}
         planned: dict[str, KafkaRange] = {}
-        for name, place in places.items():
+        for name, place in ((one, places[one]) for one in places if one in shares or one not in later):
             taken = shares.get(name, 0)
             if taken or name not in last or place.skipped_from is not None:
                 planned[name] = KafkaRange(
