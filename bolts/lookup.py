@@ -109,8 +109,8 @@ class LookupBolt(TableReader):
     def check_table(self, semantics: Semantics, *, sets_aside: bool) -> None:
         state, merges = self.table.state, {one.merge for one in self.table.reducers.values()}
         why = ""
-        if state.keep is not None:
-            why = "it has keep: whether a row is still there would depend on when it is removed"
+        if state.keep is not None or state.horizon_keeper() is not None:
+            why = "its rows are removed, or its windows closed, by the commit, and not by a batch's records"
         elif semantics is Semantics.TRANSACTIONAL and not merges <= _AGAIN:
             why = "a row that is added up keeps what it was before a batch only with semantics='opaque'"
         elif self.missing == "dead-letter" and not sets_aside:

@@ -252,6 +252,10 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
             return {"topic_pattern": selection.pattern}
         return {"topics": sorted(selection.names)}
 
+    def is_first(self, partition: str) -> bool:
+        """Whether nothing has to be read before this partition."""
+        return not self.read_first or partition.rpartition("/")[0] in self.read_first
+
     def address(self, context: SpoutContext) -> str:
         """The bootstrap servers to use. Raises UsageError when neither source nor run names any."""
         address = self.bootstrap or context.addresses.get("kafka")

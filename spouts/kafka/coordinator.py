@@ -193,22 +193,20 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         if first_places:  # they are committed before anything is read, with their epochs where known
             completed, _ = self._epochs.complete(first_places, logs, deadline)
             return {**answer, **first_places, **completed}
-        cap = self._source.max_records_per_partition
+        cap, is_first = self._source.max_records_per_partition, self._source.is_first
         whole = {name: logs[name].end - place.position for name, place in places.items()}
         backlogs = {name: min(left, limit if cap is None else cap) for name, left in whole.items()}
         progress = sum(place.end for place in last.values()) if readable > limit else 0
-        shares, later = share_first(self._is_first, backlogs, last, unavailable, whole, limit, progress)
+        shares, later = share_first(is_first, backlogs, last, unavailable, whole, limit, progress)
         planned: dict[str, KafkaRange] = {}
-        for name, place in places.items():
+        for name, place in ((one, places[one]) for one in places if one in shares or one not in later):
             taken = shares.get(name, 0)
             if taken or name not in last or place.skipped_from is not None:
                 planned[name] = KafkaRange(
                     place.position, place.position + taken, logs[name].topic_id, place.skipped_from
                 )
-        if later:
-            planned = {name: one for name, one in planned.items() if name not in later or not one.is_empty}
         completed, missing = self._epochs.complete(planned, logs, deadline)
-        if later and any(map(self._is_first, missing)):
+        if later and any(map(is_first, missing)):
             completed = {name: one for name, one in completed.items() if name not in later}
         taken_now = {name for name, one in completed.items() if not one.is_empty}
         self.passed_over = [name for name, left in whole.items() if left > 0 and name not in taken_now]
@@ -326,10 +324,6 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             self._group.close()
         self._watch.close()
         self._client.close()
-
-    def _is_first(self, name: str) -> bool:
-        first = self._source.read_first
-        return not first or _topic_of(name) in first
 
     # --- the cluster -----------------------------------------------------------------------------------
 

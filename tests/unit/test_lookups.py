@@ -26,6 +26,9 @@ from txstream import (
     SqlTable,
     TransactionalSpout,
     TransactionalTopologyBuilder,
+    Tumbling,
+    WindowBolt,
+    WindowState,
     bolt,
     inspect,
 )
@@ -405,3 +408,14 @@ def test_what_is_refused() -> None:
     )
     assert "missing='wait' cannot be exact" in refused(to(missing="wait"))
     assert "missing is 'drop'; it must be 'null' or 'dead-letter'" in refused(to(missing="drop"))
+
+
+def test_a_table_whose_rows_the_commit_changes_is_refused() -> None:
+    window = Tumbling("1h", time="at")
+    hours = WindowState("hours", key="page string", value="n bigint", window=window, late="amend")
+    days = SqlState("days", key="page string, at timestamp", value="n bigint", keep="90d")
+    for table in (WindowBolt(hours, n=Count()), SqlStateBolt(days, n=Count())):
+        lookup = LookupBolt("counts", on=("page", "at"))
+        lookup.table = table
+        with pytest.raises(TopologyError, match="its rows are removed, or its windows closed, by the commit"):
+            lookup.check_table(Semantics.OPAQUE, sets_aside=True)
