@@ -240,6 +240,9 @@ def due_rows_are_marked(life: Life) -> None:
     end(under, 3)
     marked = {**there, "a": row(3, 1, done=True), "c": row(1, 3, done=True), "d": row(1, 2.001, done=True)}
     one.holds(marked, "after the end of a commit by executors")
+    if semantics is not Semantics.NON_TRANSACTIONAL:
+        one.write(under, {"a": row(2, 1)})
+        one.holds(marked, "once a task has written its share again, behind the end")
     if semantics is Semantics.OPAQUE:
         trial.require("the values of before", there, one.values(before=3))
         one.begin(3)
