@@ -66,6 +66,7 @@ class _Source(PartitionCoordinator[Any]):
 
     def plan(self, last: Mapping[str, Any], limit: int) -> Mapping[str, Any]:
         plan = clipped(self._inner.plan(last, limit), self._end)
+        self.passed_over = self._inner.passed_over
         return {**plan, **_away(self._injector.unplannable(last), plan)}
 
     def unreadable(self, metas: Mapping[str, Any]) -> Mapping[str, Unavailable]:
