@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         DataFrameBolt as DataFrameBolt,
         OutputCollector as OutputCollector,
         OutputFieldsDeclarer as OutputFieldsDeclarer,
+        TableReader as TableReader,
         TopologyContext as TopologyContext,
         TransactionalBolt as TransactionalBolt,
         WorkerContext as WorkerContext,
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from txstream.bolts.append import SqlAppendBolt as SqlAppendBolt
     from txstream.bolts.deduplicate import DeduplicateBolt as DeduplicateBolt
     from txstream.bolts.functions import bolt as bolt
+    from txstream.bolts.lookup import LookupBolt as LookupBolt
     from txstream.bolts.sql import SqlStateBolt as SqlStateBolt
     from txstream.core.dead_letters import DeadLetters as DeadLetters
     from txstream.core.errors import (
@@ -148,6 +150,7 @@ _HOMES = {
         "OutputCollector",
         "OutputFieldsDeclarer",
         "TopologyContext",
+        "TableReader",
         "TransactionalBolt",
         "WorkerContext",
     ),
@@ -204,6 +207,7 @@ _HOMES = {
     "txstream.bolts.append": ("SqlAppendBolt",),
     "txstream.bolts.deduplicate": ("DeduplicateBolt",),
     "txstream.bolts.functions": ("bolt",),
+    "txstream.bolts.lookup": ("LookupBolt",),
     "txstream.bolts.sql": ("SqlStateBolt",),
     "txstream.core.dead_letters": ("DeadLetters",),
     "txstream.engine.loop.report": ("RunProgress", "RunReport"),

@@ -348,6 +348,19 @@ def declared_table(owner: Owner, dialect: StateDialect) -> Table:
     return build_table(spec.state, spec.semantics, dialect)
 
 
+def stored_schema(owner: Owner, table: Table) -> pa.Schema:
+    """Return the types of all columns of a declared table, as they were declared."""
+    state = declarations.declared_spec(owner).state
+    declared = {one.name: one.type for one in (*state.key_schema, *state.value_schema)}
+
+    def kind(column: Column[Any]) -> pa.DataType:
+        base = column.info.get("prev") or column.name
+        base = base.removeprefix(KEPT_PREFIX) if "kept" in column.info else base
+        return declared.get(base, pa.int64())  # the others are txids
+
+    return pa.schema([pa.field(str(column.name), kind(column)) for column in table.columns])
+
+
 def _owner(row: Any) -> Owner:
     try:
         declaration = json.loads(row.declaration)

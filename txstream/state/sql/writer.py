@@ -26,7 +26,7 @@ from txstream.api.reducers import Custom
 from txstream.api.retention import limit_of
 from txstream.api.rows import UnfitValueError, to_column
 from txstream.api.schema import format_type
-from txstream.api.state import PREV_PREFIX, REMOVED, TXID_COLUMN
+from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN, REMOVED, TXID_COLUMN
 from txstream.core.errors import StateValueError, TxidRegressionError, TxstreamError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt
@@ -209,10 +209,12 @@ class TableWriter:
         found: dict[str, pa.DataType] = {}
         for field in self.spec.state.value_schema:
             found[field.name] = field.type
-            if self.spec.semantics is Semantics.OPAQUE:
+            if self.spec.keeps_prev:
                 found[f"{PREV_PREFIX}{field.name}"] = field.type
         if self.spec.semantics is not Semantics.NON_TRANSACTIONAL:
             found[TXID_COLUMN] = pa.int64()
+        if self.spec.keeps_prev and self.spec.appends:
+            found[PREV_TXID_COLUMN] = pa.int64()
         return found
 
     def _prev(self, name: str) -> Any:
@@ -303,17 +305,18 @@ class TableWriter:
         places, stored = pa.array(numbers, pa.int64()), dict(columns)
         if self.spec.semantics is not Semantics.OPAQUE:
             return places, pa.table(stored)
-        same_batch = pc.equal(stored[TXID_COLUMN], txid)
-        for name in self.spec.state.value_names:
-            prev = stored.pop(f"{PREV_PREFIX}{name}")
-            if same_batch.true_count:
-                stored[name] = pc.if_else(same_batch, prev, stored[name])
-        found = pa.table(stored)
-        if not same_batch.true_count:
-            return places, found
-        # Values are NOT NULL, so a null here was a prev, and this batch created the row.
-        there = found.column(self.spec.state.value_names[0]).is_valid()
-        return places.filter(there), found.filter(there)
+        same_batch = created = pc.equal(stored[TXID_COLUMN], txid)
+        if self.spec.keeps_prev:
+            # Values of a merged row are NOT NULL, so a null prev is that of a row that its batch created.
+            first = f"{PREV_PREFIX}{self.spec.state.value_names[0]}"
+            before = stored.pop(PREV_TXID_COLUMN) if self.spec.appends else stored[first]
+            created = pc.and_(same_batch, before.is_null())
+            for name in self.spec.state.value_names:
+                prev = stored.pop(f"{PREV_PREFIX}{name}")
+                if same_batch.true_count:
+                    stored[name] = pc.if_else(same_batch, prev, stored[name])
+        there, found = pc.invert(created), pa.table(stored)
+        return (places.filter(there), found.filter(there)) if created.true_count else (places, found)
 
     def _stored_rows(
         self, connection: Connection, txid: int, keys: pa.Table

@@ -188,9 +188,9 @@ class RowRules:
 
     def before(self, stored: RowValues, txid: Txid) -> Values | None:
         """Return the values before batch `txid` (opaque; None for no row), else the present ones."""
-        if self.spec.semantics is Semantics.OPAQUE and stored[2] == txid:
-            return stored[1]
-        return stored[0]
+        is_of_batch = self.spec.semantics is Semantics.OPAQUE and stored[2] == txid
+        values = stored[1] if is_of_batch else stored[0]
+        return None if values is None else values[: len(self._columns)]
 
     def columns(self, key: Key, stored: RowValues) -> dict[str, Any]:
         """Return a row as a SQL table of this declaration would show it, by column."""
