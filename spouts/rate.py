@@ -126,6 +126,7 @@ class RateCoordinator(PartitionCoordinator[RateRange]):
         }
         backlogs = {name: self._source.rows_of(int(name), due) - place for name, place in places.items()}
         shares = share_limit(backlogs, limit, sum(places.values()))
+        self.passed_over = [name for name, backlog in backlogs.items() if backlog and not shares.get(name)]
         self.untaken_records = sum(backlogs.values()) - sum(shares.values())
         return {
             name: RateRange(places[name], places[name] + taken, started_us) for name, taken in shares.items()

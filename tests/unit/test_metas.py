@@ -206,7 +206,7 @@ def test_every_kind_of_field_comes_back(value: Everything) -> None:
             {},
             "may have 'carried', 'unavailable', 'excluded', 'retried' and 'horizons', found \\[\\]",
         ),
-        ({"partitions": {}, "horizons": {"t": 1.5}}, "'horizons' is a JSON object of seconds by table"),
+        ({"partitions": {}, "horizons": {"t": 1.5}}, "'horizons' is a JSON object of seconds, or of objects"),
         ({"partitions": {}, "more": 1}, "found \\['more', 'partitions'\\]"),
         ({"partitions": 3}, "here: 'partitions' must be a JSON object, found 3"),
         ({"partitions": {}, "carried": []}, "here: 'carried' must be a JSON object, found \\[\\]"),

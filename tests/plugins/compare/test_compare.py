@@ -178,6 +178,16 @@ def test_a_topology_has_an_id_and_tables_of_its_own_and_the_given_one_stays_as_i
     ]
 
 
+def test_windows_that_set_late_records_aside_are_refused() -> None:
+    given: Any = SimpleNamespace(target="txstream.examples.windows:topology", parameters=["topic=clicks"])
+    with pytest.raises(UsageError, match=r"has late='dead-letter',.*compare it with late='amend'"):
+        _topologies(given)
+    given.parameters += ["late=amend"]
+    assert [one.semantics for one in _topologies(given).values()] == [
+        *("opaque", "transactional", "non-transactional")
+    ]
+
+
 def test_a_table_with_keep_is_refused() -> None:
     given: Any = SimpleNamespace(
         target="support.kept_orders:topology", parameters=["topic=orders", "keep=90d"]

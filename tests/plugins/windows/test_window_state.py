@@ -27,6 +27,7 @@ from support.windows import (
 from txstream import Count, Hopping, MemorySpout, SqlState, TopologyError, Tumbling, WindowBolt, WindowState
 from txstream.core.errors import StateTableError
 from txstream.core.fault_points import Point
+from txstream.plugins.proof.simulation.variant import with_batches_of
 from txstream.testing import ManualClock, TopologyTest
 from txstream.zookeeper import Kind
 
@@ -200,3 +201,13 @@ def test_a_record_of_the_batch_that_closes_its_window_counts(name: str, tmp_path
     assert found.closed_in["a", micros(at(60))] == 4  # which has the record of 65
     assert found.rows["a", micros(at(60))] == (2, True)
     assert found.late == {("p0", 4)}
+
+
+def test_a_partition_whose_turn_has_not_come_holds_the_watermark_back(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    records = {name: rows(name, *range(more, 400, 130)) for more, name in enumerate(("p0", "p1", "p2"))}
+    with MemorySpout(FIELDS, records) as source:
+        run(path, records, with_batches_of(graph(source, max_spout_pending=1), 1))
+    found = [one["horizons"]["clicks"] for one in metas(path).values()]
+    assert all(len(one["waiting"]) == 2 for one in found[: len(found) // 2])
+    assert not check(path, records).late

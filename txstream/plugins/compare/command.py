@@ -237,6 +237,12 @@ def _topologies(here: Comparison) -> dict[str, Topology]:
                 f"table {min(found['opaque'].keeps)!r} has keep, so that the time of a run decides which "
                 f"records are late, and three runs have no truth in common; compare the topology without keep"
             )
+        late = [bolt.state for bolt, _ in found["opaque"].states if bolt.state.sets_aside] if found else []
+        if late:
+            raise UsageError(
+                f"table {late[0].table!r} has {late[0].sets_aside}, so that the cut of batches decides which "
+                f"records are late, and three runs have no truth in common; compare it with late='amend'"
+            )
         if semantics not in _EXACT and found["opaque"].dead_letters is not None:
             found[semantics] = without_semantics(found["opaque"])
         else:

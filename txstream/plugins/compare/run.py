@@ -66,6 +66,7 @@ class _Source(PartitionCoordinator[Any]):
 
     def plan(self, last: Mapping[str, Any], limit: int) -> Mapping[str, Any]:
         plan = clipped(self._inner.plan(last, limit), self._end)
+        self.passed_over = self._inner.passed_over
         return {**plan, **_away(self._injector.unplannable(last), plan)}
 
     def unreadable(self, metas: Mapping[str, Any]) -> Mapping[str, Unavailable]:
@@ -207,6 +208,8 @@ def _databases(topology: Topology, settings: Settings) -> Iterator[list[StateBac
 
 
 def _read(database: StateBackend, topology: Topology, prefix: str, outcome: Outcome) -> None:
+    # How far a run has come when it closes windows depends on its batches: that a row is closed is left out.
+    marks = {bolt.state.table: bolt.state.marks[0] for bolt, _ in topology.states if bolt.state.marks}
     with database.read_state(topology.id) as state:
         for table in state.tables():
             found = state.top(table.name, _ALL_ROWS)
@@ -217,7 +220,8 @@ def _read(database: StateBackend, topology: Topology, prefix: str, outcome: Outc
                 seen[key] += 1
                 # Rows of a table without a primary key may come twice; then all but the first are surplus.
                 again = () if seen[key] == 1 else (f"again {seen[key]}",)
-                rows[*key, *again] = tuple(row.value.values())
+                left_out = {marks[table.name]: False} if table.name in marks else {}
+                rows[*key, *again] = tuple({**row.value, **left_out}.values())
             outcome.tables[table.name.removeprefix(prefix)] = rows
             outcome.size += sum(_size(value) for row in found for value in table.columns(row).values())
 

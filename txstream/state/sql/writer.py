@@ -236,6 +236,8 @@ class TableWriter:
             if spec.semantics is Semantics.OPAQUE:
                 prev = self._prev(name)
                 again = self._dialect.merged(spec.reducers[name], prev, excluded[name])
+                if spec.state.marks is not None and name == spec.state.marks[0]:
+                    again = merged[name]  # a share that a task writes again comes behind the marks
                 changes[name] = case((same_batch, again), else_=merged[name])
                 changes[prev.name] = case((same_batch, prev), else_=columns[name])
             else:

@@ -236,10 +236,14 @@ def due_rows_are_marked(life: Life) -> None:
     }
     one.holds(there, "once two rows were due")
     under = one.begin(3)
-    one.write(under, {"a": row(2, 1)})
+    share = {"a": row(2, 1), "c": row(1, 3)}
+    one.write(under, share)
     end(under, 3)
-    marked = {**there, "a": row(3, 1, done=True), "c": row(1, 3, done=True), "d": row(1, 2.001, done=True)}
+    marked = {**there, "a": row(3, 1, done=True), "c": row(2, 3, done=True), "d": row(1, 2.001, done=True)}
     one.holds(marked, "after the end of a commit by executors")
+    if semantics is not Semantics.NON_TRANSACTIONAL:
+        one.write(under, share)
+        one.holds(marked, "once a task has written its share again, behind the end")
     if semantics is Semantics.OPAQUE:
         trial.require("the values of before", there, one.values(before=3))
         one.begin(3)
@@ -247,7 +251,7 @@ def due_rows_are_marked(life: Life) -> None:
         one.commit(3, {"d": row(1, 2.001)}, **given(1))
         one.holds({**there, "d": row(2, 2.001)}, "after an attempt that marks less")
     elif semantics is Semantics.TRANSACTIONAL:
-        one.commit(3, {"a": row(2, 1)}, **given(3))
+        one.commit(3, share, **given(3))
         one.holds(marked, "after the same batch again")
 
 

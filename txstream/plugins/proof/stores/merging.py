@@ -138,6 +138,12 @@ class RowRules:
                         else _opaque(stored).update(delta, txid, combine)
                     )
                     self._refuse_null(opaque.value, attempt, key)
+                    if stored is not None and stored[2] == txid and self.spec.state.marks is not None:
+                        # A share that a task writes again comes behind the marks.
+                        flag = self.spec.state.value_names.index(self.spec.state.marks[0])
+                        value = list(opaque.value)
+                        value[flag] = stored[0][flag] or delta[flag]
+                        return tuple(value), opaque.prev, opaque.txid
                     return opaque.value, opaque.prev, opaque.txid
                 case Semantics.TRANSACTIONAL:
                     transactional = (
