@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from support.debezium_events import AVRO, COLUMNS, KINDS, in_avro, wrapped
 from support.kafka_topics import Topics, attempt, wait_until
 from support.schema_registry import FakeRegistry, register
 from support.tables import read_rows
@@ -212,3 +213,29 @@ def test_keys_and_values_of_two_versions(topics: Topics, unique: str, registry_u
     ):
         decode([replace(letter, key=b"five")])
     assert source.undecoded().output.names == KafkaSource(unique, decode=Decode("binary")).output.names
+
+
+def test_change_events_in_avro_and_in_json(topics: Topics, unique: str, registry_url: str) -> None:
+    """What Debezium writes of each kind, by a real registry; tombstones are left out."""
+    topics.create(unique)
+    schema_id = register(registry_url, f"{unique}-value", json.dumps(AVRO))
+    values: list[bytes | None] = []
+    for payload, _ in KINDS.values():
+        values += [b"\0" + schema_id.to_bytes(4, "big") + in_avro(payload), None]
+        values.append(json.dumps(wrapped(payload)).encode())
+    topics.send(unique, values, key=b"{}")
+    source = KafkaSource(
+        unique,
+        topics.address,
+        decode=Decode("debezium", COLUMNS, schema_registry=registry_url),
+        kafka_columns=["offset"],
+    )
+    emitter = source.emitter(SpoutContext("formats", "changes", {}))
+    try:
+        batches = list(emitter.emit(attempt(), f"{unique}/0", KafkaRange(0, len(values))))
+    finally:
+        emitter.close()
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    wanted = [row for _, row in KINDS.values() for _ in range(2)]
+    offsets = [at for at, value in enumerate(values) if value is not None]
+    assert rows == [{**row, "offset": at} for at, row in zip(offsets, wanted, strict=True)]

@@ -200,7 +200,7 @@ def test_a_mirror_of_a_table_whose_drivers_are_killed(
             *arguments(count // 60), *path, TXSTREAM_DATABASE=url, TXSTREAM_FAULT=f"kill@{point}"
         )
         assert killed.status == -signal.SIGKILL, f"not killed at {point}: {killed.stderr}"
-    ended = launcher.run(*arguments(count // 20), TXSTREAM_DATABASE=url)
+    ended = launcher.run(*arguments(count // 20), timeout_seconds=600, TXSTREAM_DATABASE=url)
     assert ended.status == 0, ended.stderr
     with psycopg.connect(host=str(postgres.data), user="postgres", dbname=unique) as connection:
         found = connection.execute(

@@ -46,8 +46,9 @@ def test_a_driver_that_runs_from_there_finds_what_comes_in_by_entry_points(
         text=True,
         check=True,
     )
-    found = ["tracked", "spans", "avro", "protobuf", "mariadb", "mysql", "postgres", "postgresql", "sqlite"]
-    assert done.stdout.split()[:10] == [*found, "compare"]
+    formats, databases = ["avro", "debezium", "protobuf"], ["mariadb", "mysql", "postgres", "postgresql"]
+    found = ["tracked", "spans", *formats, *databases, "sqlite"]
+    assert done.stdout.split()[:11] == [*found, "compare"]
 
 
 def test_another_python_imports_it_from_there(package: Path, tmp_path: Path) -> None:
