@@ -212,6 +212,12 @@ def _compared(
     differs = tuple(written.differences(digest))
     if not differs:
         return TableReplay(txid, table.name, True, digest.rows, written.rows, database=place)
+    if production is None and (looked_up := runs.looked_up(table.component)):
+        note = (
+            f"what it would get today differs ({'; '.join(differs)}): it was looked up in "
+            f"{', '.join(map(repr, looked_up))}, read as of today, because earlier rows are not kept"
+        )
+        return TableReplay(txid, table.name, None, digest.rows, written.rows, note=note, database=place)
     exact = None if production is None else of_both(production, table, batch, deltas)
     most = max(limit, _MOST_DIFFERENCES) if exact is None else limit
     with table.database.read_state(runs.topology.id) as reading:

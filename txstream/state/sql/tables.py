@@ -144,6 +144,8 @@ def _built(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Tabl
         # Of few rows: those that the last batches have removed. Not by txid, which every update changes.
         gone = table.c[REMOVED]
         Index(None, gone, postgresql_where=gone, sqlite_where=gone == true())  # as each writes it in a query
+    if state.marks is not None:
+        Index(None, *(table.c[name] for name in state.marks))
     if state.keep_on is not None and (not spec.is_keyed or state.keep_on != state.key_names[0]):
         Index(None, table.c[state.keep_on])
     return table
