@@ -224,6 +224,9 @@ def test_what_cannot_be_gone_back_to_is_refused_with_what_would_work(rig: SavedR
     test = rig.start()
     test.run()
     create_savepoint("words", "monday", rig.settings)
+    with pytest.raises(UsageError, match="is at txid 2: it can go back to an earlier one, not to 2"):
+        go_back(rig, "monday")
+    test.restart()
     more(rig)
     rows = rig.all_rows()
     for to, told in {

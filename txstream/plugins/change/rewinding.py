@@ -206,7 +206,7 @@ def _target(topology_id: str, to: str, databases: Sequence[StateDatabase], progr
     if not named and not to.isdecimal():
         raise no_savepoint(topology_id, to, databases)
     txid = named[0].txid if named else Txid(int(to))
-    if txid >= last and not named:
+    if txid >= last:
         raise UsageError(
             f"topology {topology_id!r} is at txid {last}: it can go back to an earlier one, not to {txid}"
         )
