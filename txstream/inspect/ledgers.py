@@ -177,6 +177,35 @@ def no_such_txid(topology_id: str, txid: int, databases: Sequence[StateBackend])
     return UnknownTxidError(f"the ledger of topology {topology_id!r} has no txid {txid}; {there}")
 
 
+def rewound_to(row: BatchRecord) -> Txid | None:
+    """Return the txid that a batch has put all states back to; None for one that is no rewind."""
+    told = row.details.get("rewind")
+    to = told.get("to") if isinstance(told, Mapping) else None
+    return Txid(to) if isinstance(to, int) else None
+
+
+def standing_rows(rows: Sequence[BatchRecord]) -> list[BatchRecord]:
+    """Return those of a ledger's rows, oldest first, whose effects were not undone by a rewind."""
+    found: list[BatchRecord] = []
+    newest = rows[-1].txid if rows else 0
+    for row in reversed(rows):
+        if row.txid <= newest:
+            found.append(row)
+            newest = rewound_to(row) or newest
+    return found[::-1]
+
+
+def standing(topology_id: str, database: StateBackend, newest: int, oldest: int) -> Iterator[Txid]:
+    """Yield the txids from `newest` down to `oldest` whose effects were not undone by a rewind."""
+    txid = newest
+    while txid >= oldest:
+        row = database.batch(topology_id, txid)
+        to = None if row is None else rewound_to(row)
+        if to is None:
+            yield Txid(txid)
+        txid = txid - 1 if to is None else to
+
+
 def merge(by_database: Mapping[str, Sequence[BatchRecord]]) -> list[Batch]:
     """Merge the ledger rows of several databases into batches, by txid."""
     entries: dict[Txid, list[LedgerEntry]] = {}

@@ -11,80 +11,29 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from support.saved_rigs import BOTH, SPOUTS, SavedRig
 
-from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.reducers import Count
-from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
-from txstream.api.state import SqlState, SqlTable
-from txstream.bolts.append import SqlAppendBolt
-from txstream.bolts.sql import SqlStateBolt
+from txstream.api.spouts import NonTransactionalSpout, TransactionalSpout
 from txstream.cli.main import main
 from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.core.fault_points import Point
 from txstream.inspect.databases import UnknownTopologyError
 from txstream.plugins.change import savepoints
 from txstream.plugins.change.savepoints import create_savepoint, drop_savepoint
-from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
-from txstream.testing import TopologyTest
-
-SPOUTS = {"opaque": OpaqueSpout, "transactional": TransactionalSpout}
-BOTH = pytest.mark.parametrize("spout", SPOUTS)
-
-
-class Rig:
-    """Words counted in one database; counted and kept as rows in another."""
-
-    def __init__(self, folder: Path, source: MemorySpout) -> None:
-        self.source = source
-        self.files = [folder / f"{name}.db" for name in ("first", "second")]
-        self.urls = [f"sqlite:///{file}" for file in self.files]
-        self.settings = Settings(database=self.urls[0])
-        self.test: TopologyTest | None = None
-
-    def start(self, spout: Any = OpaqueSpout, commit: Any = "driver") -> TopologyTest:
-        builder = TransactionalTopologyBuilder(
-            "words", "words", spout(self.source, max_batch_records=2), commit=commit
-        )
-        for number, url in enumerate(self.urls):
-            state = SqlState(f"words_{number}", key="word string", value="n bigint", url=url)
-            store = builder.set_committer_bolt(f"store{number}", SqlStateBolt(state, n=Count()))
-            store.fields_grouping("words", "word")
-        if spout is not NonTransactionalSpout:
-            rows = SqlTable(
-                "kept", "number bigint", key="word string", on_conflict="replace", url=self.urls[1]
-            )
-            builder.set_bolt("keep", SqlAppendBolt(rows, order_by="number")).fields_grouping("words", "word")
-        self.test = TopologyTest(builder, database=self.urls[0])
-        self.test.__enter__()
-        return self.test
-
-    def rows(self, number: int, table: str) -> list[tuple[Any, ...]]:
-        with sqlite3.connect(self.files[number]) as connection:
-            return sorted(connection.execute(f'SELECT * FROM "{table}"'))
-
-    def tables(self, number: int) -> set[str]:
-        with sqlite3.connect(self.files[number]) as connection:
-            return {
-                name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")
-            }
-
-    def all_rows(self) -> dict[str, list[tuple[Any, ...]]]:
-        names = ((0, "words_0"), (1, "words_1"), (1, "kept"))
-        return {name: self.rows(number, name) for number, name in names}
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
+def rig(tmp_path: Path) -> Iterator[SavedRig]:
     with MemorySpout("word string, number bigint", {"words/0": [("a", 1), ("b", 2), ("a", 3)]}) as source:
-        made = Rig(tmp_path, source)
+        made = SavedRig(tmp_path, source)
         yield made
         if made.test is not None:
             made.test.close()
 
 
 @BOTH
-def test_a_savepoint_keeps_every_column_of_every_table_as_of_one_txid(rig: Rig, spout: str) -> None:
+def test_a_savepoint_keeps_every_column_of_every_table_as_of_one_txid(rig: SavedRig, spout: str) -> None:
     test = rig.start(SPOUTS[spout])
     test.run()
     before = rig.all_rows()
@@ -107,7 +56,7 @@ def test_a_savepoint_keeps_every_column_of_every_table_as_of_one_txid(rig: Rig, 
     assert savepoints.savepoints("words", rig.settings) == []
 
 
-def test_a_folder_has_parquet_files_and_their_digests(rig: Rig, tmp_path: Path) -> None:
+def test_a_folder_has_parquet_files_and_their_digests(rig: SavedRig, tmp_path: Path) -> None:
     rig.start().run()
     folder = tmp_path / "saved"
     made = create_savepoint("words", "monday", rig.settings, to=folder)
@@ -130,7 +79,7 @@ def test_a_folder_has_parquet_files_and_their_digests(rig: Rig, tmp_path: Path) 
     assert not folder.exists()
 
 
-def test_while_executors_commit_an_opaque_savepoint_is_as_of_the_batch_before(rig: Rig) -> None:
+def test_while_executors_commit_an_opaque_savepoint_is_as_of_the_batch_before(rig: SavedRig) -> None:
     test = rig.start(commit="executors")
     test.run()
     before = rig.all_rows()
@@ -149,7 +98,7 @@ def test_while_executors_commit_an_opaque_savepoint_is_as_of_the_batch_before(ri
 
 
 def test_there_is_no_moment_while_databases_are_apart_or_a_transactional_batch_is_half_written(
-    rig: Rig,
+    rig: SavedRig,
 ) -> None:
     test = rig.start(TransactionalSpout)
     test.run()
@@ -162,7 +111,7 @@ def test_there_is_no_moment_while_databases_are_apart_or_a_transactional_batch_i
     assert create_savepoint("words", "later", rig.settings).txid == 3
 
 
-def test_a_transactional_batch_of_executors_is_waited_for(rig: Rig) -> None:
+def test_a_transactional_batch_of_executors_is_waited_for(rig: SavedRig) -> None:
     test = rig.start(TransactionalSpout, commit="executors")
     test.run()
     rig.source.append("words/0", ("c", 4), ("a", 5))
@@ -173,7 +122,7 @@ def test_a_transactional_batch_of_executors_is_waited_for(rig: Rig) -> None:
 
 
 def test_what_is_half_made_is_told_and_removed(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rig: SavedRig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rig.start().run()
 
@@ -203,7 +152,7 @@ def test_what_is_half_made_is_told_and_removed(
     assert create_savepoint("words", "half", rig.settings).is_whole
 
 
-def test_names_that_are_refused_or_taken_and_a_database_that_is_away(rig: Rig) -> None:
+def test_names_that_are_refused_or_taken_and_a_database_that_is_away(rig: SavedRig) -> None:
     with pytest.raises(UnknownTopologyError):
         create_savepoint("words", "monday", rig.settings)
     rig.start().run()
@@ -226,13 +175,13 @@ def test_names_that_are_refused_or_taken_and_a_database_that_is_away(rig: Rig) -
     assert "words_0__sp_away" not in rig.tables(0)
 
 
-def test_a_topology_without_txids_is_refused(rig: Rig) -> None:
+def test_a_topology_without_txids_is_refused(rig: SavedRig) -> None:
     rig.start(NonTransactionalSpout).run()
     with pytest.raises(UsageError, match="non-transactional"):
         create_savepoint("words", "monday", rig.settings)
 
 
-def test_as_a_user_types_it(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_as_a_user_types_it(rig: SavedRig, capsys: pytest.CaptureFixture[str]) -> None:
     rig.start().run()
     away = ("--database", rig.urls[0])
     capsys.readouterr()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from txstream.core.transaction import Txid
 from txstream.core.wording import counted
+from txstream.inspect.ledgers import standing_rows
 from txstream.inspect.records import Finding, Severity
 from txstream.inspect.snapshot import Snapshot
 from txstream.state.dead_letters import retried_in
@@ -26,7 +27,7 @@ def dead_letters(snapshot: Snapshot) -> Iterator[Finding]:
     for database in snapshot.databases:
         for (txid, _), number in database.dead_letters.items():
             there[txid] += number
-        left_out |= {row.txid: len(row.metas.get("excluded", ())) for row in database.rows}
+        left_out |= {row.txid: len(row.metas.get("excluded", ())) for row in standing_rows(database.rows)}
     newest = max(left_out, default=0)
     for txid in sorted({*there, *left_out}):
         if txid > newest:
@@ -56,7 +57,8 @@ def retried_letters(snapshot: Snapshot) -> Iterator[Finding]:
     """Compare what each ledger says that batches retried with what they held there, and with the dead
     letters. Letters that were dropped before their batch was processed are in no database."""
     done = done_in(snapshot)
-    rows = {row.txid: row for database in snapshot.databases for row in database.rows if row.txid <= done}
+    ledgers = [standing_rows(database.rows) for database in snapshot.databases]
+    rows = {row.txid: row for ledger in ledgers for row in ledger if row.txid <= done}
     marked: Counter[tuple[Txid, str]] = Counter()
     held: dict[Txid, int] = {}
     for database in snapshot.databases:

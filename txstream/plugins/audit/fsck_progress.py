@@ -20,7 +20,7 @@ from txstream.core.transaction import epoch_of
 from txstream.core.wording import counted
 from txstream.engine.start.recovery import AdoptPlan, AdvanceFirst, decide
 from txstream.inspect.databases import GRANT_REMEDY, upgrade_remedy
-from txstream.inspect.ledgers import part_of, range_of
+from txstream.inspect.ledgers import part_of, range_of, standing_rows
 from txstream.inspect.records import Finding, Severity
 from txstream.inspect.snapshot import DatabasePart, Snapshot, TablePart
 from txstream.plugins.audit.fsck_letters import dead_letters, done_in, retried_letters
@@ -426,7 +426,8 @@ def batches_compared(snapshot: Snapshot, database: DatabasePart) -> list[BatchRe
     if database.is_behind_its_tables or not any(one.digests is not None for one in database.tables or ()):
         return []
     done = done_in(snapshot)
-    return [row for row in database.rows if row.txid <= done and row.details.get("digests") is not None]
+    rows = standing_rows(database.rows)
+    return [row for row in rows if row.txid <= done and row.details.get("digests") is not None]
 
 
 def _rows_of_batches(snapshot: Snapshot, database: DatabasePart) -> Findings:

@@ -148,4 +148,4 @@ def _together(reducer: Reducer, one: Number | None, other: Number | None) -> Num
         return other if one is None else one
     if reducer.merge == "sum":
         return one + other  # type: ignore[operator]  # a column has numbers of one type
-    return max(one, other, key=abs)
+    return max(one, other, key=lambda number: abs(float(number)))

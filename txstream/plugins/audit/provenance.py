@@ -22,7 +22,7 @@ from txstream.core.transaction import Txid
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.commit.committer import merged_deltas
 from txstream.inspect.keys import check_key, parse_key
-from txstream.inspect.ledgers import UnknownTxidError
+from txstream.inspect.ledgers import UnknownTxidError, standing
 from txstream.inspect.tables import place_of_table
 from txstream.inspect.tabular import Tabular
 from txstream.plugins.audit.dry_runs import DryBatch, DryRuns, ReplayedTable, dry_runs
@@ -120,7 +120,7 @@ def why(
         )
         if row is None:
             return answer
-        search = _Search(runs, wanted, answer.key, row, limit, exact=exact)
+        search = _Search(runs, database, wanted, answer.key, row, limit, exact=exact)
         search.notes += [
             f"rows are looked up in table {one!r} as it is today, because earlier rows are not kept"
             for one in runs.looked_up(wanted.component)
@@ -151,6 +151,7 @@ class _Search:
     """The search from batch to batch, back in time."""
 
     runs: DryRuns
+    database: StateBackend
     table: ReplayedTable
     key: Values
     row: StoredRow
@@ -173,7 +174,8 @@ class _Search:
     def back_from(self, newest: Txid, within: int) -> None:
         last = max(1, newest - within + 1)
         try:
-            for batch, result in self.runs.replayed(range(newest, last - 1, -1)):
+            txids = standing(self.runs.topology.id, self.database, newest, last)
+            for batch, result in self.runs.replayed(txids):
                 self._look(batch, result)
                 if self.is_complete or (len(self.parts) >= self.limit and not self._sought):
                     break

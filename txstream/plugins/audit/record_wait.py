@@ -18,7 +18,7 @@ from txstream.core.dead_letters import LetterKey
 from txstream.core.errors import ServiceUnavailableError, TxstreamError, UsageError
 from txstream.core.transaction import Txid
 from txstream.inspect.databases import Databases, UnknownTopologyError, topology_databases
-from txstream.inspect.ledgers import COMMITTED, part_of, range_of
+from txstream.inspect.ledgers import COMMITTED, part_of, range_of, rewound_to
 from txstream.settings import Settings
 from txstream.state.dead_letters import DEAD, place_of, retried_in
 
@@ -152,9 +152,12 @@ class _Sought:
     def _found(self, ledger: StateBackend, databases: Sequence[StateBackend], done: Txid) -> RecordFate | str:
         """Search back from `done` for the batch at which the place went past the record."""
         newer: BatchRecord | None = None
-        before = done + 1
+        before, standing = done + 1, done
         while rows := ledger.batches(self.topology, limit=_CHUNK, before=before):
             for row in reversed(rows):
+                if row.txid > standing:
+                    continue  # a rewind has undone it
+                standing = rewound_to(row) or standing
                 read = part_of(row.metas, "partitions").get(self.name)
                 start = None if read is None else range_of(self.name, read).start
                 if start is not None and start <= self.offset < (self._place(row) or 0):

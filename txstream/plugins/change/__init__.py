@@ -1,1 +1,1 @@
-"""Goes back: savepoints of all states of a topology."""
+"""Goes back: savepoints of all states of a topology, and rewind."""

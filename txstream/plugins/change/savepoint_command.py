@@ -34,7 +34,7 @@ def create(
         typer.Option("--timeout", metavar="SECONDS", help="How long to wait for a common txid.", min=0),
     ] = 60.0,
 ) -> None:
-    """Copy all states as of the last committed batch, while the topology goes on."""
+    """Copy all states as of the last committed batch. The topology goes on meanwhile."""
     from txstream.plugins.change.savepoints import create_savepoint
 
     made = create_savepoint(topology_id, name, cli.resolve(), to=to, timeout_seconds=timeout)
