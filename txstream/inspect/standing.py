@@ -127,6 +127,7 @@ def standing_document(found: Standing) -> dict[str, Any]:
             name: {"records": one.records, "behind": one.behind}
             for name, one in found.source.held_back.items()
         },
+        "behind": dict(status.behind),
         "dead_letters": found.dead_letters,
         "late_records": found.late_records,
         "failing": None if status.failing is None else failing_document(status.failing),

@@ -86,6 +86,15 @@ def database(url: str) -> Iterator[StateBackend]:
     opened.close()
 
 
+class Ahead(Notes):
+    """Notes of a table whose topic has gone on, before the driver looks."""
+
+    sent: Mapping[str, Txid] = {"sales_outbox": Txid(1), "dropped_outbox": Txid(7)}
+
+    def __init__(self) -> None:
+        self.error = None
+
+
 def follower(
     database: StateBackend, broker: Broker, notes: Notes, current: int, clock: float = 0
 ) -> OutboxFollower:
@@ -125,6 +134,21 @@ def test_only_committed_rows_are_sent_in_the_order_of_txids(database: StateBacke
     assert (broker.records, notes.sent) == (WHOLE, {"sales_outbox": 3})
     told = {(each["txstream-topology"], each["txstream-attempt"].isdigit()) for each in broker.headers}
     assert told == {(b"sales", True)}
+
+
+@pytest.mark.usefixtures("filled")
+def test_it_goes_on_where_the_notes_end_and_forgets_outboxes_that_are_gone(database: StateBackend) -> None:
+    broker, notes = Broker(), Ahead()
+    follower(database, broker, notes, current=4).send_committed()
+    assert (broker.records, notes.sent) == (WHOLE[2:], {"sales_outbox": 3})
+
+
+def test_a_table_is_noted_before_its_first_row(database: StateBackend, url: str) -> None:
+    with TopologyTest(topology_of(OpaqueSpout(orders([("a", 1)]))), database=url) as test:
+        test.commit(1)
+    notes = Notes()
+    follower(database, Broker(), notes, current=1).send_committed()
+    assert notes.sent == {"sales_outbox": 0}
 
 
 @pytest.mark.usefixtures("filled")

@@ -141,6 +141,8 @@ def _collect_progress(
         return
     add("last_committed_txid", progress.current - 1)
     add("open_batches", sum(txid >= progress.current for txid in progress.batches))
+    for table, txids in snapshot.behind.items():
+        add("results_behind_txids", txids, table)
     away = [seconds for what, seconds in waits if what.startswith(SOURCE_WAITS)]
     source = source_now(settings, snapshot)
     if source.lag_records is not None:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from txstream.core.batch_metas import to_json
 from txstream.core.errors import StateTableError
 from txstream.core.transaction import FIRST_TXID, Txid
 from txstream.engine.start.companions import Leading
@@ -25,8 +24,7 @@ from txstream.plugins.outbox.follower import Follower
 from txstream.plugins.outbox.sink import KEY, VALUE, KafkaSinkBolt
 from txstream.state import StateBackend
 from txstream.state.reading import StoredRow
-from txstream.zookeeper.notes import Note
-from txstream.zookeeper.znode_values import parse_object, take
+from txstream.zookeeper import SENT
 
 log = logging.getLogger(__name__)
 
@@ -46,18 +44,6 @@ class TopicSender(Protocol):
 
     def close(self) -> None:
         """Close the connection; what is not acknowledged is given up."""
-
-
-def _decode_sent(data: bytes, path: str) -> tuple[None, dict[str, Txid]]:
-    found = take(parse_object(data, path, {"sent"}), "sent", dict, path)
-    return None, {table: Txid(take(found, table, int, path)) for table in found}
-
-
-RESULTS_SENT: Note[Mapping[str, Txid]] = Note(
-    "results_sent", lambda sent, _: to_json({"sent": dict(sent)}).encode(), _decode_sent
-)
-"""By the table of an outbox, the last txid whose rows are all in its topic. Without it, all rows that are
-still there are sent once more."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +66,8 @@ def result_topics(leading: Leading) -> OutboxFollower | None:
         [Outbox(sink.state.table, sink.topic, partial(_connect, leading, sink.topic)) for sink in sinks],
         leading.databases,
         leading.current,
-        lambda: store.notes.get(RESULTS_SENT) or {},
-        lambda sent: store.notes.put(RESULTS_SENT, sent),
+        lambda: store.notes.get(SENT) or {},
+        lambda sent: store.notes.put(SENT, sent),
     )
 
 
@@ -132,7 +118,8 @@ class OutboxFollower(Follower):
         current = self._current()
         if self._sent is None:
             self._noted = dict(self._read_sent())
-            self._sent = dict(self._noted)
+            before = {one.table: Txid(FIRST_TXID - 1) for one in self._outboxes}
+            self._sent = before | {name: self._noted[name] for name in before if name in self._noted}
         if current != self._looked:
             for one in self._outboxes:
                 self._send(one, self._sent, current)
@@ -141,7 +128,7 @@ class OutboxFollower(Follower):
             self._note(self._sent)
 
     def _send(self, outbox: Outbox, sent: dict[str, Txid], current: Txid) -> None:
-        last = sent.get(outbox.table, Txid(FIRST_TXID - 1))
+        last = sent[outbox.table]
         database = self._database(outbox.table)
         while last + 1 < current:
             found, last = self._committed(database, outbox.table, last, current)
@@ -185,8 +172,7 @@ class OutboxFollower(Follower):
         self._note_at = self._clock() + _NOTE_SECONDS
         for one in self._outboxes:
             # The rows of the last txid stay: `fsck` counts the rows of the last batch.
-            if (txid := sent.get(one.table)) is not None:
-                self._database(one.table).drop_used(self._topology, one.table, txid)
+            self._database(one.table).drop_used(self._topology, one.table, sent[one.table])
 
     def _database(self, table: str) -> StateBackend:
         if table not in self._places:
