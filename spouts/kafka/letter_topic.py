@@ -1,13 +1,13 @@
-"""The topic that dead letters are sent to, in the cluster of the topology's source.
+"""The topics that results and dead letters are sent to, in the cluster of the topology's source.
 
-One record at a time, each acknowledged before the next: letters are few, and an order that survives a
-broker's failure is worth more than speed. Letters of one partition of the source go to one partition of the
-topic.
+Dead letters one record at a time, each acknowledged before the next: letters are few, and an order that
+survives a broker's failure is worth more than speed. Letters of one partition of the source go to one
+partition of the topic. Results a batch at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kafka import KafkaProducer
@@ -54,6 +54,21 @@ class KafkaLetterTopic:
             timestamp_ms=record.timestamp_ms,
         )
         sent.get(timeout=2 * self._timeout_seconds)
+
+    def send_all(
+        self, records: Sequence[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]]
+    ) -> None:
+        """Append keys, values and headers in this order, each to the partition of its key; return once all of
+        them are acknowledged."""
+        if not self._producer.partitions_for(self._topic):
+            raise ServiceUnavailableError(f"Kafka has no topic {self._topic!r}, or does not answer")
+        sent = [
+            self._producer.send(self._topic, value, key, headers=list(headers))
+            for key, value, headers in records
+        ]
+        self._producer.flush(timeout=2 * self._timeout_seconds)
+        for one in sent:
+            one.get(timeout=0)
 
     def close(self) -> None:
         self._producer.close(timeout=0)

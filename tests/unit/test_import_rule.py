@@ -32,9 +32,10 @@ NEEDS: Final[dict[str, set[str]]] = {
     "files": set(),
     "formats": set(),
     "local": set(),
-    "monitoring": {"tracked"},
+    "monitoring": {"outbox", "tracked"},
     "mysql": set(),
     "notebook": set(),
+    "outbox": set(),
     "proof": {"local"},  # the simulation's batches
     "residents": set(),
     "testing": {"local", "proof", "tracked"},

@@ -142,6 +142,9 @@ class Bolt(ABC):  # noqa: B024 - abstract because it has no execute
     for several streams or for types that depend on the input."""
 
     output: ClassVar[str | pa.Schema | None] = None
+    writes_to: Sequence[str] = ()
+    """Places beside the source (Kafka: topics) that get what this bolt stores: the source may not read them
+    (`PartitionedSpout.leaving_out`)."""
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         """Called once, on the driver, when the topology is built."""

@@ -293,6 +293,7 @@ class TransactionalTopologyBuilder(GraphBuilder):
     def _leave_out_written(self) -> None:
         """See to it that the source reads no place that the topology writes to. Raises TopologyError."""
         written = [] if self._dead_letters is None else [self._dead_letters.topic]
+        written += [place for one in self._bolts.values() for place in one.bolt.writes_to]
         source = self._spout.source
         for place in filter(None, written):
             source = source.leaving_out(place)

@@ -73,6 +73,7 @@ class SqlState:
     """None: rows of one key are merged by reducers. Otherwise this is a `SqlTable`."""
     removed_by: str | None = field(default=None, init=False)
     sequence_by: str | None = field(default=None, init=False)
+    transient: bool = field(default=False, init=False)
     key_schema: pa.Schema = field(init=False, repr=False, compare=False)
     value_schema: pa.Schema = field(init=False, repr=False, compare=False)
 
@@ -255,7 +256,11 @@ class SqlState:
             "value": self._ddl[1],
             "semantics": str(semantics),
         }
-        rules = {"on_conflict": self.on_conflict, "sequence_by": self.sequence_by}
+        rules = {
+            "on_conflict": self.on_conflict,
+            "sequence_by": self.sequence_by,
+            "transient": self.transient or None,
+        }
         return declared | {name: rule for name, rule in rules.items() if rule is not None}
 
 
@@ -272,13 +277,15 @@ class SqlTable(SqlState):
     which tuples remove the row of their key: "op = 'd'", "value is null", or the name of a boolean field. The
     rows are then in a table `<name>__rows`, and `<name>` is a view of those that are there. `sequence_by`
     names the value column that orders the rows of one key: one that is older than what is there, or than its
-    removal, changes nothing. Raises TopologyError or SchemaError for an impossible declaration.
+    removal, changes nothing. Rows of a `transient` table are deleted, the oldest batch first, by who has
+    used them (`StateBackend.drop_used`). Raises TopologyError or SchemaError for an impossible declaration.
     """
 
     on_conflict: OnConflict = "fail"
     cache_rows: int = field(default=0, init=False)
     removed_by: str | None = None
     sequence_by: str | None = None
+    transient: bool = False
 
     def __init__(
         self,
@@ -296,6 +303,7 @@ class SqlTable(SqlState):
         storage: Mapping[str, int | float | bool] | None = None,
         keep: str | None = None,
         keep_on: str | None = None,
+        transient: bool = False,
     ) -> None:
         if on_conflict not in get_args(OnConflict):
             raise TopologyError(
@@ -317,6 +325,7 @@ class SqlTable(SqlState):
             ("storage", storage or {}),
             ("keep", keep),
             ("keep_on", keep_on),
+            ("transient", transient),
         ):
             object.__setattr__(self, name, given)
         self.__post_init__()

@@ -210,6 +210,11 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
             f"{counted(one.records, 'record')} of {escaped(name)} behind {escaped(one.behind)}"
             for name, one in sorted(source.held_back.items(), key=lambda item: in_order(item[0]))
         )
+    if found.behind:
+        lines["leaving"] = "; ".join(
+            f"{escaped(name)} is {counted(txids, 'txid')} behind"
+            for name, txids in sorted(found.behind.items())
+        )
     if last is not None:
         lines["last batch"] = (
             f"txid {last.txid} attempt {shown_attempt(last.attempt)}, {last.status} "

@@ -94,6 +94,7 @@ def status_of(settings: Settings, snapshot: Snapshot, standbys: tuple[Candidate,
         paused_since=None if paused is None else paused.asked_at,
         paused_by=None if paused is None else paused.asked_by,
         trees=snapshot.trees,
+        behind=snapshot.behind,
         standbys=standbys,
     )
 

@@ -60,7 +60,7 @@ class TopologyStatus(Tabular):
     batch: an offset where the source's metas have one. `failing` is a batch whose attempts fail, `waiting` is
     what the leader waits for, and `trees` is the state of tracked tuples. `paused_since` and `paused_by` are
     None unless an operator has paused it. `standbys` are the drivers that wait to lead, the next one
-    first."""
+    first. `behind` says of tables whose rows leave for a topic how many txids are not all there yet."""
 
     id: str
     uuid: str
@@ -78,6 +78,7 @@ class TopologyStatus(Tabular):
     paused_by: str | None = None
     trees: Mapping[str, Any] | None = None
     standbys: tuple[Candidate, ...] = ()
+    behind: Mapping[str, int] = field(default_factory=dict)
 
     def as_table(self) -> tuple[str, list[str], list[Sequence[object]]]:
         rows: list[Sequence[object]] = [

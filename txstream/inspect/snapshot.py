@@ -36,6 +36,7 @@ from txstream.zookeeper import (
     ASSIGNMENT,
     FAILING,
     FAILING_ATTEMPTS,
+    SENT,
     TREES,
     WAITING,
     Identity,
@@ -165,6 +166,13 @@ class Snapshot:
     errors: tuple[TxstreamError, ...] = ()
     other_errors: tuple[TxstreamError, ...] = ()
     trees: Mapping[str, Any] | None = None
+    sent: Mapping[str, Txid] = field(default_factory=dict)
+
+    @property
+    def behind(self) -> dict[str, int]:
+        """Return how many txids each table whose rows leave for elsewhere is behind what is committed."""
+        committed = 0 if self.progress is None else self.progress.current - 1
+        return {table: max(0, committed - txid) for table, txid in self.sent.items()}
 
 
 def take(
@@ -205,13 +213,14 @@ def take(
             failing = replace(failing, metas=codec.encode(plan.metas))
     waiting: tuple[Wait, ...] = _tried(partial(store.notes.get, WAITING), others) or ()
     trees = _tried(partial(store.notes.get, TREES), others)
+    sent: Mapping[str, Txid] = _tried(partial(store.notes.get, SENT), others) or {}
     if depth is Depth.ALL:
         _tried(partial(store.notes.get, ASSIGNMENT), others)
     led_by = leader()
     return Snapshot(
         topology_id, identity, progress, epoch, led_by, requests.in_force,
         requests.paused_next, failing, waiting if led_by else (), parts, moved, (*errors, *here),
-        tuple(others), trees,
+        tuple(others), trees, sent,
     )  # fmt: skip
 
 

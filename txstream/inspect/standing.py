@@ -133,6 +133,7 @@ def standing_document(found: Standing) -> dict[str, Any]:
             name: {"records": one.records, "behind": one.behind}
             for name, one in found.source.held_back.items()
         },
+        "behind": dict(status.behind),
         "dead_letters": found.dead_letters,
         "late_records": found.late_records,
         "watermark": document(found.watermark.at),

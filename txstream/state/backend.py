@@ -213,6 +213,12 @@ class StateBackend(ABC):
         """
         return 0
 
+    def drop_used(self, topology: str, table: str, before: Txid) -> int:
+        """Delete the rows of a transient table (`SqlTable`) that batches before `before` have written, all of
+        which are committed in every store. Returns how many there were. Optional: the default keeps them.
+        """
+        return 0
+
     # --- dead letters -------------------------------------------------------------------------------
 
     def dead_letters(

@@ -32,7 +32,7 @@ def refused_changes(declared: Mapping[str, Any], spec: TableSpec) -> list[str]:
     sentences = []
     for part in (
         *now,
-        *(one for one in ("on_conflict", "sequence_by") if one in declared.keys() - now.keys()),
+        *(one for one in ("on_conflict", "sequence_by", "transient") if one in declared.keys() - now.keys()),
     ):
         if declared.get(part) != now.get(part):
             reasons = _refused_values(declared, spec.state) if part == "value" else [""]

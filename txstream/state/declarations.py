@@ -137,6 +137,7 @@ def declared_state(table: str, declaration: Mapping[str, Any]) -> SqlState:
         on_conflict=declaration["on_conflict"],
         removed_by=REMOVED if REMOVED in values.names else None,
         sequence_by=declaration.get("sequence_by"),
+        transient=declaration.get("transient", False),
     )
 
 

@@ -34,11 +34,13 @@ class StoredTable:
     removes: bool = False
     """Whether its rows may be removed; `value` does not have the column that says so."""
     sequence_by: str | None = None
+    transient: bool = False
+    """Whether rows of older batches may be gone, because they were used."""
 
     @classmethod
     def of(cls, spec: TableSpec, owner: str) -> StoredTable:
         state = spec.state
-        rules = state.on_conflict, state.removed_by is not None, state.sequence_by
+        rules = state.on_conflict, state.removed_by is not None, state.sequence_by, state.transient
         return cls(state.table, state.key_schema, state.shown_schema, spec.semantics, owner, *rules)
 
     @property

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ENDED,
         FAILING,
         FAILING_ATTEMPTS,
+        SENT,
         TREES,
         WAITING,
     )
@@ -42,6 +43,7 @@ _HOME_OF = home_of(
             "ENDED",
             "FAILING",
             "FAILING_ATTEMPTS",
+            "SENT",
             "TREES",
             "WAITING",
         ),
@@ -63,6 +65,7 @@ __all__ = [
     "FAILING_ATTEMPTS",
     "FORMAT",
     "ROOT",
+    "SENT",
     "TREES",
     "WAITING",
     "Answer",

@@ -261,6 +261,11 @@ def _decode_away(data: bytes, path: str) -> tuple[Epoch, Mapping[str, datetime]]
     return Epoch(take(document, "epoch", int, path)), {name: take_time(since, name, path) for name in since}
 
 
+def _take_sent(data: bytes, path: str) -> dict[str, Txid]:
+    found = take(parse_object(data, path, {"sent"}), "sent", dict, path)
+    return {table: Txid(take(found, table, int, path)) for table in found}
+
+
 def _decode_ended(data: bytes, path: str) -> tuple[None, Epoch]:
     return None, Epoch(take(parse_object(data, path, {"epoch"}), "epoch", int, path))
 
@@ -312,6 +317,12 @@ FAILING_ATTEMPTS = Note("failing_attempts", _encode_failing_attempts, _decode_fa
 """The same, with its latest attempts; `FAILING` is what drivers of before read, too."""
 WAITING = Note("waiting", _encode_waiting, _decode_waiting)
 """What the leader waits for, or did when it ended; without waits, the znode is deleted."""
+SENT = Note[Mapping[str, Txid]](
+    "results_sent",
+    lambda sent, _: to_json({"sent": dict(sent)}).encode(),
+    lambda data, path: (None, _take_sent(data, path)),
+)
+"""By a table whose rows leave for elsewhere, the last txid whose rows are all there; 0 before the first."""
 TREES = Note[Mapping[str, Any]](
     "trees",
     lambda document, _: to_json(document).encode(),

@@ -12,7 +12,7 @@ from txstream.core.transaction import Txid
 
 ROOT = "/txstream/topologies"
 _SHOWN = re.compile(
-    r"/(requests/.*|assignment|away|edges|ended|failing(_attempts)?|letters_sent|trees|waiting)$"
+    r"/(requests/.*|assignment|away|edges|ended|failing(_attempts)?|letters_sent|results_sent|trees|waiting)$"
 )
 
 

@@ -54,6 +54,11 @@ CATALOG: Mapping[str, Described] = {
         ("topic", "partition"),
         "Those of them that cannot be read yet: behind an open transaction. Left out where there are none.",
     ),
+    "txstream_results_behind_txids": Described(
+        "gauge",
+        ("table",),
+        "Committed txids whose rows of this table have not all left for their topic, as of the last second.",
+    ),
     "txstream_source_lag_seconds": Described(
         "gauge", (), "How long ago the log ended where the topology has now got to, as scrapes saw it."
     ),

@@ -12,17 +12,15 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from txstream.core.batch_metas import to_json
 from txstream.core.dead_letters import DeadLetter, LetterKey, LetterSender, SentLetter
-from txstream.core.errors import FencedError
 from txstream.core.transaction import FIRST_TXID, Txid
-from txstream.core.waiting import BACKOFF
 from txstream.engine.start.companions import Leading
+from txstream.plugins.outbox.follower import Follower
 from txstream.state import StateBackend
 from txstream.zookeeper.notes import Note
 from txstream.zookeeper.znode_values import parse_object, take
@@ -71,8 +69,8 @@ def letter_topic(leading: Leading) -> LetterTopic | None:
     )
 
 
-class LetterTopic:
-    """Sends the letters of one life of a topology from a thread of its own, from `start` to `stop`.
+class LetterTopic(Follower):
+    """Sends the letters of one life of a topology.
 
     `current` returns the txid that commits next, `read_sent` the last txid whose letters are all sent, and
     `note_sent` stores it.
@@ -88,6 +86,7 @@ class LetterTopic:
         read_sent: Callable[[], Txid | None],
         note_sent: Callable[[Txid], None],
     ) -> None:
+        super().__init__(topology, "dead letters", "their topic", LOOK_SECONDS)
         self._topology = topology
         self._uuid = uuid
         self._databases = databases
@@ -98,48 +97,9 @@ class LetterTopic:
         self._sent: Txid | None = None
         self._looked: Txid | None = None
         self._sender: LetterSender | None = None
-        self._failures = 0
         self._told = False
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._main, name=f"txstream-letters-{topology}", daemon=True)
 
-    def start(self) -> None:
-        """Begin now."""
-        self._thread.start()
-
-    def stop(self, timeout_seconds: float) -> None:
-        """Send what is committed, for `timeout_seconds` at most; the next run sends the rest."""
-        self._stopped.set()
-        self._thread.join(timeout_seconds)
-        if self._thread.is_alive() and not self._failures:
-            log.warning(
-                "dead letters wait to be sent to their topic, which has not answered within %g s: the next "
-                "run sends them",
-                timeout_seconds,
-            )
-
-    def _main(self) -> None:
-        is_last = False
-        while not is_last:
-            is_last = self._stopped.wait(LOOK_SECONDS + BACKOFF.after(self._failures))
-            try:
-                self.send_committed()
-            except FencedError:
-                log.info("another driver leads, so it sends the dead letters")
-                break
-            except Exception as error:  # noqa: BLE001 - of the broker or a database: it is tried again
-                self._failures += 1
-                level = logging.WARNING if self._failures == 1 else logging.INFO
-                log.log(level, "dead letters wait to be sent to their topic: %s", error)
-                self._disconnect()
-            else:
-                if self._failures:
-                    log.warning("dead letters are sent to their topic again")
-                self._failures = 0
-        self._disconnect()
-
-    def send_committed(self) -> None:
-        """Send the letters of all batches that are committed and not noted. Raises what a part raises."""
+    def send_committed(self, *, is_last: bool = False) -> None:
         current = self._current()
         if current == self._looked:
             return
@@ -180,7 +140,7 @@ class LetterTopic:
                 ]
         return sorted(found, key=lambda one: one[:2])
 
-    def _disconnect(self) -> None:
+    def disconnect(self) -> None:
         sender, self._sender = self._sender, None
         if sender is None:
             return

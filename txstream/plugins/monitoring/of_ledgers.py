@@ -149,6 +149,8 @@ def _collect_progress(
     if (committed := progress.batches.get(Txid(progress.current - 1))) is not None:
         add_watermarks(add, committed.metas.horizons, DEFAULT_MOST_PARTITIONS)
     add("open_batches", sum(txid >= progress.current for txid in progress.batches))
+    for table, txids in snapshot.behind.items():
+        add("results_behind_txids", txids, table)
     away = [seconds for what, seconds in waits if what.startswith(SOURCE_WAITS)]
     source = source_now(settings, snapshot)
     if source.lag_records is not None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from sqlalchemy import Connection, delete, select
 from sqlalchemy.exc import DBAPIError
 
+from txstream.api.state import TXID_COLUMN
 from txstream.core.dead_letters import DeadLetter, LetterKey
 from txstream.core.errors import (
     CorruptStateError,
@@ -380,6 +381,14 @@ class StateDatabase(StateBackend):
             return 0
         with self.sessions.writing("pruning its ledger") as (connection, _):
             return ledger.prune(connection, topology, last)
+
+    def drop_used(self, topology: str, table: str, before: Txid) -> int:
+        with self.sessions.writing(f"dropping used rows of table {table!r}") as (connection, _):
+            owned = {one.table: one for one in state_tables.owned_by(connection, topology)}
+            if table not in owned or not owned[table].declaration.get("transient"):
+                raise StateTableError(f"topology {topology!r} has no transient table {table!r} here")
+            rows = state_tables.declared_table(owned[table], self._dialect)
+            return connection.execute(delete(rows).where(rows.c[TXID_COLUMN] < before)).rowcount
 
     # --- dead letters -------------------------------------------------------------------------------
 

@@ -1,0 +1,261 @@
+"""Tuples become rows of an outbox with their batch, and records of its topic once that is committed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txstream import (
+    KafkaSinkBolt,
+    KafkaSource,
+    MemorySpout,
+    OpaqueSpout,
+    TransactionalSpout,
+    TransactionalTopologyBuilder,
+)
+from txstream.core.errors import FencedError, ServiceUnavailableError, StateValueError, TopologyError
+from txstream.core.transaction import Txid
+from txstream.plugins.outbox.sending import Outbox, OutboxFollower, Record
+from txstream.plugins.outbox.sink import encoded
+from txstream.state import StateBackend, open_database
+from txstream.testing import TopologyTest
+
+COLUMNS = "customer string, amount bigint"
+
+
+def topology_of(spout: Any, **options: Any) -> TransactionalTopologyBuilder:
+    builder = TransactionalTopologyBuilder("sales", "orders", spout)
+    builder.set_committer_bolt("out", KafkaSinkBolt("sales", **options)).shuffle_grouping("orders")
+    return builder
+
+
+def orders(*batches: Sequence[tuple[Any, ...]], output: str = COLUMNS) -> MemorySpout:
+    return MemorySpout(
+        output,
+        {"orders/0": [row for rows in batches for row in rows]},
+        max_records_per_partition=max(map(len, batches)),
+    )
+
+
+class Broker:
+    """A topic in memory. It is away, or its driver dies, when the count of sends says so."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[bytes | None, bytes | None, int]] = []
+        self.fails = 0
+        self.headers: list[Mapping[str, bytes]] = []
+
+    def send_all(self, records: Sequence[Record]) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise ServiceUnavailableError("no broker answers")
+        for key, value, headers in records:
+            self.headers.append(dict(headers))
+            self.records.append((key, value, int(self.headers[-1]["txstream-txid"])))
+
+    def close(self) -> None:
+        pass
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.sent: Mapping[str, Txid] = {}
+        self.error: BaseException | None = None
+
+    def put(self, sent: Mapping[str, Txid]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.sent = dict(sent)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'state.db'}"
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[StateBackend]:
+    opened = open_database(url)
+    yield opened
+    opened.close()
+
+
+class Ahead(Notes):
+    """Notes of a table whose topic has gone on, before the driver looks."""
+
+    sent: Mapping[str, Txid] = {"sales_outbox": Txid(1), "dropped_outbox": Txid(7)}
+
+    def __init__(self) -> None:
+        self.error = None
+
+
+def follower(
+    database: StateBackend, broker: Broker, notes: Notes, current: int, clock: float = 0
+) -> OutboxFollower:
+    outbox = Outbox("sales_outbox", "sales", lambda: broker)
+    read = lambda: notes.sent  # noqa: E731
+    return OutboxFollower(
+        "sales", [outbox], [database], lambda: Txid(current), read, notes.put, lambda: clock
+    )
+
+
+@pytest.fixture(params=[OpaqueSpout, TransactionalSpout])
+def filled(request: pytest.FixtureRequest, url: str) -> None:
+    """Three committed batches of two orders each."""
+    source = orders([("a", 1), ("b", 2)], [("a", 3), ("c", 4)], [("b", 5), ("a", 6)])
+    with TopologyTest(
+        topology_of(request.param(source), key="customer", value="amount"), database=url
+    ) as test:
+        test.commit(3)
+
+
+WHOLE = [
+    (b"a", b"1", 1),
+    (b"b", b"2", 1),
+    (b"a", b"3", 2),
+    (b"c", b"4", 2),
+    (b"a", b"6", 3),
+    (b"b", b"5", 3),
+]
+
+
+@pytest.mark.usefixtures("filled")
+def test_only_committed_rows_are_sent_in_the_order_of_txids(database: StateBackend) -> None:
+    broker, notes = Broker(), Notes()
+    follower(database, broker, notes, current=3).send_committed()
+    assert (broker.records, notes.sent) == (WHOLE[:4], {"sales_outbox": 2})
+    follower(database, broker, notes, current=4).send_committed()
+    assert (broker.records, notes.sent) == (WHOLE, {"sales_outbox": 3})
+    told = {(each["txstream-topology"], each["txstream-attempt"].isdigit()) for each in broker.headers}
+    assert told == {(b"sales", True)}
+
+
+@pytest.mark.usefixtures("filled")
+def test_it_goes_on_where_the_notes_end_and_forgets_outboxes_that_are_gone(database: StateBackend) -> None:
+    broker, notes = Broker(), Ahead()
+    follower(database, broker, notes, current=4).send_committed()
+    assert (broker.records, notes.sent) == (WHOLE[2:], {"sales_outbox": 3})
+
+
+def test_a_table_is_noted_before_its_first_row(database: StateBackend, url: str) -> None:
+    with TopologyTest(topology_of(OpaqueSpout(orders([("a", 1)]))), database=url) as test:
+        test.commit(1)
+    notes = Notes()
+    follower(database, Broker(), notes, current=1).send_committed()
+    assert notes.sent == {"sales_outbox": 0}
+
+
+@pytest.mark.usefixtures("filled")
+def test_sent_rows_are_deleted_but_those_of_the_last_txid(database: StateBackend) -> None:
+    follower(database, Broker(), Notes(), current=4).send_committed()
+    with database.read_state("sales") as reading:
+        assert [row.txid for row in reading.written_since("sales_outbox", 1)] == [3, 3]
+
+
+@pytest.mark.usefixtures("filled")
+def test_what_is_not_noted_is_sent_again(database: StateBackend) -> None:
+    broker, notes = Broker(), Notes()
+    notes.error = SystemExit()
+    with pytest.raises(SystemExit):
+        follower(database, broker, notes, current=4).send_committed()
+    notes.error = None
+    follower(database, broker, notes, current=4).send_committed()
+    assert broker.records == WHOLE + WHOLE
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_broker_that_was_away_gets_every_row_in_order(database: StateBackend) -> None:
+    broker, notes = Broker(), Notes()
+    sending = follower(database, broker, notes, current=4)
+    broker.fails = 1
+    with pytest.raises(ServiceUnavailableError):
+        sending.send_committed()
+    assert (broker.records, notes.sent) == ([], {})
+    sending.disconnect()
+    sending.send_committed()
+    assert (broker.records, notes.sent) == (WHOLE, {"sales_outbox": 3})
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_driver_that_was_succeeded_deletes_nothing(database: StateBackend) -> None:
+    notes = Notes()
+    notes.error = FencedError("another leads")
+    with pytest.raises(FencedError):
+        follower(database, Broker(), notes, current=4).send_committed()
+    with database.read_state("sales") as reading:
+        assert reading.count("sales_outbox") == 6
+
+
+def test_notes_are_a_second_apart_and_the_last_is_never_left_out(
+    database: StateBackend, filled: None
+) -> None:
+    broker, notes, now = Broker(), Notes(), [0.0]
+    current = [Txid(2)]
+    sending = OutboxFollower(
+        "sales", [Outbox("sales_outbox", "sales", lambda: broker)], [database], lambda: current[0],
+        lambda: notes.sent, notes.put, lambda: now[0],
+    )  # fmt: skip
+    sending.send_committed()
+    current[0] = Txid(3)
+    sending.send_committed()
+    assert (len(broker.records), notes.sent) == (4, {"sales_outbox": 1})
+    now[0] = 1.0
+    sending.send_committed()
+    assert notes.sent == {"sales_outbox": 2}
+    current[0] = Txid(4)
+    sending.send_committed(is_last=True)
+    assert notes.sent == {"sales_outbox": 3}
+
+
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [
+        (None, None),
+        (b"\xff", b"\xff"),
+        ("é", "é".encode()),
+        (7, b"7"),
+        ({"n": Decimal("1.50"), "b": b"ab"}, b'{"n":"1.50","b":"YWI="}'),
+        ({"at": datetime(2026, 1, 2, 3, 4)}, b'{"at":"2026-01-02T03:04:00"}'),
+    ],
+)
+def test_values_are_sent_so(value: Any, sent: bytes | None) -> None:
+    assert encoded(value) == sent
+
+
+def test_a_whole_tuple_is_a_json_object(url: str, database: StateBackend) -> None:
+    with TopologyTest(topology_of(OpaqueSpout(orders([("a", 1)])), key=["customer"]), database=url) as test:
+        test.commit(1)
+    broker = Broker()
+    follower(database, broker, Notes(), current=2).send_committed()
+    ((key, value, _),) = broker.records
+    assert [json.loads(each or b"") for each in (key, value)] == [
+        {"customer": "a"},
+        {"customer": "a", "amount": 1},
+    ]
+
+
+def test_what_json_cannot_hold_is_refused_with_its_tuple(url: str) -> None:
+    source = orders([("a", 1.0), ("b", float("nan"))], output="customer string, amount double")
+    with (
+        TopologyTest(topology_of(OpaqueSpout(source), value=["amount"]), database=url) as test,
+        pytest.raises(StateValueError, match=r"topic 'sales' cannot be sent .*customer='b'"),
+    ):
+        test.commit(1)
+
+
+def test_a_field_that_is_not_there_is_refused() -> None:
+    with pytest.raises(TopologyError, match="no field 'city' for topic 'sales'; it has 'customer', 'amount'"):
+        topology_of(OpaqueSpout(orders([("a", 1)])), key="city").build()
+
+
+def test_the_topology_may_not_read_its_topic() -> None:
+    with pytest.raises(TopologyError, match="sales"):
+        topology_of(OpaqueSpout(KafkaSource(["orders", "sales"]))).build()
+    selection = topology_of(OpaqueSpout(KafkaSource(topic_pattern="s.*"))).build().spout.source.selection
+    assert [selection.reads(topic) for topic in ("sales", "sold")] == [False, True]

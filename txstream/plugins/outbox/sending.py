@@ -1,0 +1,199 @@
+"""Sends the rows of outboxes to their topics, in the order of txids, while a topology runs.
+
+Invariants. Only rows of batches that every database has committed are sent. A topic's rows of one txid are
+acknowledged before the first row of a later txid is sent, and none is left out: how far it has come is noted
+after that, and rows are deleted after the note. A driver that dies in between sends again what is not noted:
+at least once. A lost broker delays the rows, which stay in their table; it never delays a batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from txstream.core.errors import StateTableError
+from txstream.core.transaction import FIRST_TXID, Txid
+from txstream.engine.start.companions import Leading
+from txstream.plugins.outbox.follower import Follower
+from txstream.plugins.outbox.sink import KEY, VALUE, KafkaSinkBolt
+from txstream.state import StateBackend
+from txstream.state.reading import StoredRow
+from txstream.zookeeper import SENT
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.01
+_NOTE_SECONDS = 1.0
+_ROWS_AT_ONCE = 10_000
+
+Record = tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]
+"""Key, value and headers."""
+
+
+class TopicSender(Protocol):
+    """A connection to a topic. Whatever it raises is taken for an outage."""
+
+    def send_all(self, records: Sequence[Record]) -> None:
+        """Append records, those of a key in this order; return once the broker has acknowledged them all."""
+
+    def close(self) -> None:
+        """Close the connection; what is not acknowledged is given up."""
+
+
+@dataclass(frozen=True)
+class Outbox:
+    """A table whose rows go to a topic, and how to connect to that."""
+
+    table: str
+    topic: str
+    connect: Callable[[], TopicSender]
+
+
+def result_topics(leading: Leading) -> OutboxFollower | None:
+    """Return what sends the outboxes of the topology's sinks, if it has any."""
+    topology, store = leading.topology, leading.store
+    sinks = [one.instance for one in topology.components if isinstance(one.instance, KafkaSinkBolt)]
+    if not sinks:
+        return None
+    return OutboxFollower(
+        topology.id,
+        [Outbox(sink.state.table, sink.topic, partial(_connect, leading, sink.topic)) for sink in sinks],
+        leading.databases,
+        leading.current,
+        lambda: store.notes.get(SENT) or {},
+        lambda sent: store.notes.put(SENT, sent),
+    )
+
+
+def _connect(leading: Leading, topic: str) -> TopicSender:
+    """Connect to a topic of the source's cluster, or of the run's if the source is another one."""
+    from txstream.spouts.kafka import KafkaSource
+    from txstream.spouts.kafka.letter_topic import KafkaLetterTopic
+
+    source, context = leading.topology.spout.source, leading.context
+    if not isinstance(source, KafkaSource):
+        source = KafkaSource(topic)
+    return KafkaLetterTopic(
+        topic, source.address(context), source.client_options, context.connect_timeout_seconds
+    )
+
+
+class OutboxFollower(Follower):
+    """Sends the outboxes of one life of a topology. `current` returns the txid that commits next, `read_sent`
+    the last txid of each table whose rows are all sent, and `note_sent` stores that."""
+
+    def __init__(
+        self,
+        topology: str,
+        outboxes: Sequence[Outbox],
+        databases: Sequence[StateBackend],
+        current: Callable[[], Txid],
+        read_sent: Callable[[], Mapping[str, Txid]],
+        note_sent: Callable[[Mapping[str, Txid]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        topics = ", ".join(repr(one.topic) for one in outboxes)
+        super().__init__(topology, "results", f"topic {topics}", _LOOK_SECONDS)
+        self._topology = topology
+        self._outboxes = outboxes
+        self._databases = databases
+        self._current = current
+        self._read_sent = read_sent
+        self._note_sent = note_sent
+        self._clock = clock
+        self._sent: dict[str, Txid] | None = None
+        self._noted: dict[str, Txid] = {}
+        self._note_at = clock()
+        self._looked: Txid | None = None
+        self._places: dict[str, StateBackend] = {}
+        self._senders: dict[str, TopicSender] = {}
+
+    def send_committed(self, *, is_last: bool = False) -> None:
+        current = self._current()
+        if self._sent is None:
+            self._noted = dict(self._read_sent())
+            before = {one.table: Txid(FIRST_TXID - 1) for one in self._outboxes}
+            self._sent = before | {name: self._noted[name] for name in before if name in self._noted}
+        if current != self._looked:
+            for one in self._outboxes:
+                self._send(one, self._sent, current)
+            self._looked = current
+        if self._sent != self._noted and (is_last or self._clock() >= self._note_at):
+            self._note(self._sent)
+
+    def _send(self, outbox: Outbox, sent: dict[str, Txid], current: Txid) -> None:
+        last = sent[outbox.table]
+        database = self._database(outbox.table)
+        while last + 1 < current:
+            found, last = self._committed(database, outbox.table, last, current)
+            for txid, rows in found:
+                self._sender(outbox).send_all(self._records(database, txid, rows))
+                sent[outbox.table] = txid
+            sent[outbox.table] = last
+
+    def _committed(
+        self, database: StateBackend, table: str, after: Txid, before: Txid
+    ) -> tuple[list[tuple[Txid, list[StoredRow]]], Txid]:
+        """Return rows of whole txids between these two, sorted, not many more than a bound, and the last txid
+        up to which these are all."""
+        found: list[tuple[Txid, list[StoredRow]]] = []
+        with database.read_state(self._topology) as reading:
+            count, of_txid = (
+                0,
+                itertools.groupby(
+                    reading.written_since(table, after + 1), key=lambda row: Txid(row.txid or 0)
+                ),
+            )
+            for txid, rows in of_txid:
+                if txid >= before:
+                    break
+                if count >= _ROWS_AT_ONCE:
+                    return found, found[-1][0]
+                found.append((txid, sorted(rows, key=_place)))
+                count += len(found[-1][1])
+        return found, Txid(before - 1)
+
+    def _records(self, database: StateBackend, txid: Txid, rows: Sequence[StoredRow]) -> list[Record]:
+        headers = [("txstream-topology", self._topology.encode()), ("txstream-txid", str(txid).encode())]
+        batch = database.batch(self._topology, txid)
+        if batch is not None:  # otherwise the ledger no longer has it
+            headers.append(("txstream-attempt", str(batch.attempt).encode()))
+        return [(row.value[KEY], row.value[VALUE], headers) for row in rows]
+
+    def _note(self, sent: Mapping[str, Txid]) -> None:
+        self._note_sent(sent)
+        self._noted = dict(sent)
+        self._note_at = self._clock() + _NOTE_SECONDS
+        for one in self._outboxes:
+            # The rows of the last txid stay: `fsck` counts the rows of the last batch.
+            self._database(one.table).drop_used(self._topology, one.table, sent[one.table])
+
+    def _database(self, table: str) -> StateBackend:
+        if table not in self._places:
+            for database in self._databases:
+                with database.read_state(self._topology) as reading:
+                    self._places |= {found.name: database for found in reading.tables()}
+        if table not in self._places:
+            raise StateTableError(f"table {table!r} is in no database of topology {self._topology!r}")
+        return self._places[table]
+
+    def _sender(self, outbox: Outbox) -> TopicSender:
+        if outbox.topic not in self._senders:
+            self._senders[outbox.topic] = outbox.connect()
+        return self._senders[outbox.topic]
+
+    def disconnect(self) -> None:
+        senders, self._senders = self._senders, {}
+        for sender in senders.values():
+            with contextlib.suppress(Exception):  # its broker is away; the next connection is another one
+                sender.close()
+
+
+def _place(row: StoredRow) -> tuple[int, int]:
+    return row.key["task"], row.key["number"]
