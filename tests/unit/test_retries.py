@@ -361,7 +361,7 @@ def test_a_plan_that_may_be_committed_in_part_and_misses_a_letter_ends_the_run(m
 
 
 def test_a_retry_takes_no_letter_of_its_own_txid(make: Any, source: MemorySpout) -> None:
-    """One database has it from an earlier attempt, which the retry undoes: the record comes in a later batch."""
+    """One database has it from an earlier attempt, which the retry undoes; the record comes later."""
     rig = make(OpaqueSpout)
     source.append("p", "bad1")
     rig.test.crash(at=Point.BETWEEN_COMMITS, txid=2)
