@@ -297,7 +297,7 @@ def _known(columns: Mapping[Any, tuple[Any, Any]]) -> Meanings:
         kind = _KINDS.get(name, name) if isinstance(name, str) else None
         if kind == _DECIMAL:
             scale = parameters.get("scale", "0") if isinstance(parameters, dict) else None
-            found[column] = Meaning(kind, int(scale) if str(scale).lstrip("-").isdecimal() else None)
+            found[column] = Meaning(kind, int(str(scale)) if str(scale).lstrip("-").isdecimal() else None)
         elif kind is not None:
             found[column] = Meaning(kind)
     return found
