@@ -73,6 +73,7 @@ class Source:
             "CREATE TABLE goods (id INTEGER PRIMARY KEY, name TEXT, price INTEGER, made INTEGER)"
         )
         self._there: set[int] = set()
+        self._known: set[int] = set()
         self.seen: set[str] = set()
 
     def rows(self) -> dict[int, tuple[Any, ...]]:
@@ -83,7 +84,8 @@ class Source:
         for number in range(count):
             key = self._chance.randrange(self._keys)
             if key not in self._there:
-                yield "r" if number < self._keys // 4 else "c", None, self._insert(key, number)
+                is_read = number < self._keys // 4 and key not in self._known
+                yield "r" if is_read else "c", None, self._insert(key, number)
             elif self._chance.random() < 0.3:
                 yield "d", self._delete(key), None
             elif (
@@ -93,6 +95,7 @@ class Source:
                 before = self._row(key)
                 self.table.execute("UPDATE goods SET id = ? WHERE id = ?", (other, key))
                 self._there ^= {key, other}
+                self._known.add(other)
                 self.seen.add("key changed")
                 yield "d", before, None
                 yield "c", None, self._row(other)
@@ -112,6 +115,7 @@ class Source:
     def _insert(self, key: int, number: int) -> Row:
         self.table.execute("INSERT INTO goods VALUES (?, ?, ?, ?)", (key, *self._values(number)))
         self._there.add(key)
+        self._known.add(key)
         return self._row(key)
 
     def _delete(self, key: int) -> Row:
@@ -144,7 +148,9 @@ def send(bootstrap: str, topic: str, source: Source, count: int) -> int:
     sent = 0
     for sent, (op, before, after) in enumerate(source.changes(count), 1):
         key = (before or after or (0,))[0]
-        about = {"connector": "postgresql", "ts_ms": 1769860800000 + sent, "lsn": 1000 + sent}
+        # What was open during a snapshot has places before the snapshot's.
+        lsn = 1000 + (count if op == "r" else sent)
+        about = {"connector": "postgresql", "ts_ms": 1769860800000 + sent, "lsn": lsn}
         event = {"before": as_sent(before), "after": as_sent(after), "source": about, "op": op}
         lately.append((key, json.dumps(event).encode()))
         if op == "d":

@@ -87,20 +87,22 @@ KINDS: dict[str, tuple[Row, Row]] = {
     "deleted, a long value unsent": (
         event("d", {**OF_KEY, "name": UNSENT}), {**NOTHING, "id": 1, **told("d")},
     ),
-    "snapshot": (event("r", after=IN_JSON, source={**POSTGRES, "snapshot": "last"}), {**READ, **told("r")}),
+    "snapshot": (
+        event("r", after=IN_JSON, source={**POSTGRES, "snapshot": "last"}), {**READ, **told("r", sequence=0)},
+    ),
     "snapshot of old versions": (
-        event("c", after=IN_JSON, source={**POSTGRES, "snapshot": True}), {**READ, **told("c")},
+        event("c", after=IN_JSON, source={**POSTGRES, "snapshot": True}), {**READ, **told("c", sequence=0)},
     ),
     "incremental snapshot": (
         event("r", after=IN_JSON, source={**POSTGRES, "snapshot": "incremental", "lsn": None}),
-        {**READ, **told("r", sequence=None)},
+        {**READ, **told("r", sequence=0)},
     ),
     "MySQL, created": (event("c", after=IN_JSON, source=MYSQL), {**READ, **told("c", MYSQL, IN_FILE)}),
     "MySQL, updated": (event("u", IN_JSON, IN_JSON, MYSQL), {**READ, **told("u", MYSQL, IN_FILE)}),
     "MySQL, deleted": (event("d", IN_JSON, source=MYSQL), {**READ, **told("d", MYSQL, IN_FILE)}),
     "MySQL, snapshot": (
         event("r", after=IN_JSON, source={**MYSQL, "snapshot": "true", "row": 0}),
-        {**READ, **told("r", MYSQL, IN_FILE)},
+        {**READ, **told("r", MYSQL, 0)},
     ),
     "another connector": (
         event("c", after=IN_JSON, source={"connector": "sqlserver", "change_lsn": "0:1:2", "ts_ms": 0}),
@@ -185,7 +187,7 @@ def in_avro(payload: Row) -> bytes:
         return {**row, **raw, "any_price": other}
 
     sides = {side: bare(payload[side]) for side in ("before", "after")}
-    source = {**payload["source"], "snapshot": str(payload["source"].get("snapshot"))}
+    source = {**payload["source"], "snapshot": str(payload["source"].get("snapshot")).lower()}
     data = io.BytesIO()
     plain = json.loads(json.dumps(AVRO).replace('"logicalType": "decimal", ', ""))
     fastavro.schemaless_writer(data, fastavro.parse_schema(plain), {**payload, **sides, "source": source})

@@ -70,6 +70,24 @@ def test_each_kind_of_event(kind: str) -> None:
     assert rows == [expected, None, expected, expected]
 
 
+def test_a_change_that_was_open_during_a_snapshot_is_newer_than_it() -> None:
+    """The places are those that PostgreSQL 16 gave: the slot's consistent point, and that of an update whose
+    transaction began before it and was committed behind it. The snapshot did not see the update."""
+    snapshot, update = 0x16F25A0, 0x16F24E8
+    (read_row, changed), unfit = read(
+        [
+            event(
+                "r", after={"id": 1, "name": "old"}, source={**POSTGRES, "snapshot": "last", "lsn": snapshot}
+            ),
+            event("u", after={"id": 1, "name": "new"}, source={**POSTGRES, "lsn": update}),
+        ],
+        "id bigint, name string",
+    )
+    assert unfit == {}
+    assert (read_row["name"], changed["name"]) == ("old", "new")
+    assert read_row["sequence"] < changed["sequence"]
+
+
 def test_an_event_without_a_schema_needs_to_be_told_what_numbers_are() -> None:
     declared = "id bigint, unscaled(price) as price decimal(10,2), micros(made) as made timestamp_ntz"
     (row,), unfit = read([event("c", after=IN_JSON)], declared)

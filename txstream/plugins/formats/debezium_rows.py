@@ -36,7 +36,10 @@ ABOUT = pa.schema(
 )
 """The columns beside the row's own: what happened, its place in the source's log, and when it happened."""
 
-_WRITES, _DELETE, _TRUNCATE = ("c", "r", "u"), "d", "t"
+_READ, _DELETE, _TRUNCATE = "r", "d", "t"
+_WRITES = ("c", _READ, "u")
+_ORDERED = ("postgresql", "mysql", "mariadb")
+_SNAPSHOTS = (True, "true", "last")
 _UNSENT = "__debezium_unavailable_value"
 _UNSENT_FORMS = (_UNSENT, base64.b64encode(_UNSENT.encode()).decode(), _UNSENT.encode())
 _MILLIS, _MICROS, _NANOS, _DAYS, _DECIMAL = "millis", "micros", "nanos", "days", "decimal"
@@ -175,14 +178,20 @@ def _about(payload: Mapping[str, Any]) -> dict[str, Any]:
     moment = source.get("ts_ms")
     return {
         "op": payload["op"],
-        "sequence": _sequence(source),
+        "sequence": _sequence(source, is_read=payload["op"] == _READ),
         "changed_at": moment if type(moment) is not int else f"{_moment(moment, _MILLIS)}Z",
     }
 
 
-def _sequence(source: Mapping[str, Any]) -> Any:
+def _sequence(source: Mapping[str, Any], *, is_read: bool) -> Any:
     """Return the place in the source's log: PostgreSQL's LSN, or MySQL's number of the file and position in
-    it. None for connectors that say it otherwise."""
+    it. None for connectors that say it otherwise.
+
+    A row that a snapshot read (`is_read`, or `c` in old versions) is older than any change that is sent,
+    whatever place it names: PostgreSQL sends a transaction once it commits, each change with the place at
+    which it was made, so what was open during the snapshot has places before the snapshot's."""
+    if source.get("connector") in _ORDERED and (is_read or source.get("snapshot") in _SNAPSHOTS):
+        return 0
     lsn, file, position = source.get("lsn"), source.get("file"), source.get("pos")
     if lsn is not None or type(file) is not str or type(position) is not int:
         return lsn
