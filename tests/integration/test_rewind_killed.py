@@ -105,7 +105,7 @@ class Desk:
         assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
 
 
-@pytest.mark.parametrize("spout", ["OpaqueSpout", "TransactionalSpout"])
+@pytest.mark.parametrize("spout", ["OpaqueSpout", pytest.param("TransactionalSpout", marks=pytest.mark.soak)])
 def test_a_killed_rewind_is_finished_or_not_begun_by_the_next_run(
     launcher: Launcher, postgres_url: str, tmp_path: Path, unique: str, spout: str
 ) -> None:
