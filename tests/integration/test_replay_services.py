@@ -229,6 +229,7 @@ def test_who_waits_for_a_record_sees_its_effect_as_soon_as_the_wait_ends(
     (place,) = {
         one.end for one in inspect.batch(unique, 3, desk.settings).ranges if one.partition.endswith("0")
     }
+    assert place is not None
     told: list[str] = []
     with ThreadPoolExecutor(1) as pool:
         waited = pool.submit(
