@@ -94,6 +94,13 @@ class Databases:
 
         return self.known.get(url) or self.known.get(place_of(url))
 
+    def require(self, url: str) -> StateBackend:
+        """As `at`. Raises ServiceUnavailableError if it is not open."""
+        found = self.at(url)
+        if found is None:
+            raise ServiceUnavailableError(f"database {without_password(url)} is not open")
+        return found
+
     def listed_twice(self) -> list[tuple[str, str]]:
         """Return pairs of URLs that one fence lists as two databases and that are one."""
         from txstream.state import place_of
