@@ -170,6 +170,15 @@ def test_what_is_not_noted_is_sent_again(database: StateBackend) -> None:
 
 
 @pytest.mark.usefixtures("filled")
+def test_what_a_dead_driver_had_sent_and_not_deleted_is_deleted(database: StateBackend) -> None:
+    broker, notes = Broker(), Notes()
+    notes.sent = {"sales_outbox": Txid(3)}
+    follower(database, broker, notes, current=4).send_committed()
+    with database.read_state("sales") as reading:
+        assert (broker.records, reading.count("sales_outbox")) == ([], 2)
+
+
+@pytest.mark.usefixtures("filled")
 def test_a_broker_that_was_away_gets_every_row_in_order(database: StateBackend) -> None:
     broker, notes = Broker(), Notes()
     sending = follower(database, broker, notes, current=4)

@@ -117,9 +117,8 @@ class OutboxFollower(Follower):
     def send_committed(self, *, is_last: bool = False) -> None:
         current = self._current()
         if self._sent is None:
-            self._noted = dict(self._read_sent())
-            before = {one.table: Txid(FIRST_TXID - 1) for one in self._outboxes}
-            self._sent = before | {name: self._noted[name] for name in before if name in self._noted}
+            noted = self._read_sent()  # by a leader that may not have come to delete what it had sent
+            self._sent = {one.table: noted.get(one.table, Txid(FIRST_TXID - 1)) for one in self._outboxes}
         if current != self._looked:
             for one in self._outboxes:
                 self._send(one, self._sent, current)
