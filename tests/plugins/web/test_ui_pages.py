@@ -694,7 +694,7 @@ def test_an_action_is_asked_once_and_goes_through_the_queue(
     assert answer.status_code == 503
     assert "has not answered within 0.1 s; the request is stored" in answer.text
     (request,) = served.zookeeper.requests("words").read().waiting
-    assert (request.kind, request.asked_by) == (Kind.PAUSE, "page")
+    assert (request.kind, request.asked_by) == (Kind.PAUSE, "page from testclient")
     served.client.post(
         "/topologies/words/ask/retry",
         headers={"origin": "http://127.0.0.1:8765"},

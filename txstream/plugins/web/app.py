@@ -286,7 +286,8 @@ class App:
     def _act(self, request: Request, form: Form) -> Response:
         self._require_operate()
         topology_id, kind = _id(request), _kind(request)
-        done = views.act(self.site, topology_id, kind, form.get("component", []))
+        client = "an unknown address" if request.client is None else request.client.host
+        done = views.act(self.site, topology_id, kind, client, form.get("component", []))
         return self._one("done", topology_id, "", done=done, live=None, data=None)
 
     def _fsck(self, request: Request, form: Form) -> Response:

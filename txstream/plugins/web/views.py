@@ -570,9 +570,9 @@ def shown_attempt(attempt: int) -> str:
     return f"{epoch_of(attempt)}.{sequence_of(attempt)}"
 
 
-def act(site: Site, topology_id: str, kind: str, components: Sequence[str] = ()) -> str:
-    """Ask the driver, and return what it did in a sentence."""
-    told = site.ask(topology_id, kind, {"components": list(components)} if components else {})
+def act(site: Site, topology_id: str, kind: str, client: str, components: Sequence[str] = ()) -> str:
+    """Ask the driver for who is at the address `client`, and return what it did in a sentence."""
+    told = site.ask(topology_id, kind, {"components": list(components)} if components else {}, client)
     if kind == "pause":
         after = (told or {}).get("after")
         return f"{topology_id} is paused" + (
