@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -20,10 +21,11 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 from support.lists import each
-from support.states import Rig
+from support.states import Rig, name_databases
 from support.ui_site import AWAY, BASE, TXIDS, Served, filled
 from support.zookeeper_backends import CODEC, metas
 
+import txstream
 from txstream.api.spouts import HeldBack
 from txstream.cli import failures_shown, status
 from txstream.cli.main import main
@@ -232,6 +234,13 @@ def test_a_database_that_is_away_is_told_in_words(served: Served, monkeypatch: p
         text = served.get(f"/topologies/words{view}", 503)
         assert "state.db does not answer" in text
         assert "Traceback" not in text
+        # What ZooKeeper and Kafka know is there, and a way to what helps.
+        assert "waiting for the database since" in text
+        assert f"<dt>last txid</dt><dd>{TXIDS}</dd>" in text
+        assert f"<dt>leader</dt><dd>{served.zookeeper.leader('words')}</dd>" in text
+        assert "<dt>lag</dt><dd>its source is only known to the topology&#39;s code</dd>" in text
+        assert "<dt>dead letters</dt><dd>not known</dd>" in text
+        assert '<a href="/errors#ServiceUnavailableError">What to do</a>' in text
     assert "does not answer" in served.json("/api/topologies/words/batches", 503)["error"]
     # What ZooKeeper knows is shown, and what cannot be asked is not known, which is not 0.
     for view in ("", "/source", "/trust"):
@@ -246,6 +255,54 @@ def test_a_database_that_is_away_is_told_in_words(served: Served, monkeypatch: p
     assert "state.db was left out: does not answer" in listed
     assert 'href="/topologies/words"' in listed
     assert '<td data-label="dead letters" class="n">\n-\n</td>' in listed
+
+
+def test_topologies_of_other_databases_are_shown_while_one_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = filled(tmp_path, 5)
+    name_databases(ledger, [ledger.url])  # as a run does
+    served = Served(ledger, monkeypatch)
+    other = open_database(f"sqlite:///{tmp_path / 'other.db'}")
+    places = served.site.settings
+    served.site = Site(replace(places, database=other.display_url, state_databases=(ledger.url,)))
+    served.client = TestClient(make_app(served.site), base_url=BASE)
+    check = StateDatabase.check
+
+    def checked(database: StateDatabase) -> None:
+        if database.display_url == other.display_url:
+            raise ServiceUnavailableError(f"database {database.display_url} does not answer")
+        check(database)
+
+    monkeypatch.setattr(StateDatabase, "check", checked)
+    (tmp_path / "other.db").touch()
+    for view in VIEWS:
+        assert "does not answer" not in served.get(f"/topologies/words{view}"), view
+    assert served.json("/api/topologies/words")["dead_letters"] == 0
+
+
+def test_each_error_that_is_shown_leads_to_its_remedy(
+    ledger: Rig, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (Path(txstream.__file__).parents[1] / "docs/operations.md").read_text(encoding="utf-8")
+    section = guide.partition("\n## Errors\n")[2].partition("\n## ")[0].strip() + "\n"
+    assert files("txstream.plugins.web").joinpath("errors.md").read_text(encoding="utf-8") == section
+    page = served.get("/errors")
+    anchors = set(re.findall(r'<code id="(\w+)">', page))
+    assert {"ServiceUnavailableError", "AnswerLostError", "BoltError", "CoordinatorError"} <= anchors
+    assert "<code>txstream dead-letters retry ID</code>; or allow more" in page
+    assert "`" not in page.partition("<main")[2]
+    reasons = {"component 'split': ValueError; the run's output has the message": 3, "DataLostError": 1}
+    served.store.notes.put(FAILING, FailingBatch(Txid(TXIDS + 1), attempt_id(2, 9), NOON, reasons))
+    leads = {
+        "": "DataLostError", "/batches/5": "BoltError", f"/batches/{TXIDS + 1}": "DataLostError",
+        "/failures": "BoltError",
+    }  # fmt: skip
+    for view, name in leads.items():
+        linked = re.findall(r'href="/errors#(\w+)"', served.get(f"/topologies/words{view}"))
+        assert name in linked, view
+        assert {*linked} <= anchors, view
+    assert "/errors#UnknownTopologyError" in served.get("/topologies/nix", 404)
 
 
 def test_the_dead_letters_of_a_database_that_the_page_does_not_have_are_not_known(

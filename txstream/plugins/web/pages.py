@@ -18,6 +18,7 @@ from txstream.core.placement import own_seconds
 from txstream.core.wording import counted, in_order, shown
 from txstream.plugins.notebook import attempt_chart
 from txstream.plugins.notebook.graph import Edge, Node, svg as draw
+from txstream.plugins.web import remedies
 from txstream.plugins.web.timeline import STEPS
 from txstream.plugins.web.views import shown_attempt
 
@@ -52,6 +53,7 @@ class Pages:
             "age": age,
             "attempt": shown_attempt,
             "counted": counted,
+            "remedy_of": remedies.of_words,
             "in_order": in_order,
             "moment": moment,
             "shown": shown,

@@ -1,7 +1,12 @@
 <%def name="problems(missing)">
 % for words in missing:
-<p class="alert">${words}.</p>
+<p class="alert">${words}. ${remedy_link(remedy_of(words))}</p>
 % endfor
+</%def>
+<%def name="remedy_link(name)">\
+% if name:
+<a href="/errors#${name}">What to do</a>\
+% endif
 </%def>
 <%def name="spark(numbers)"><% most = max(numbers) or 1 %>
 <svg class="spark" viewBox="0 0 ${len(numbers) * 12} 40" width="${len(numbers) * 12}" height="40" role="img" aria-label="${", ".join(f"{one:,}" for one in numbers)}">
