@@ -38,7 +38,13 @@ from txstream.inspect import Batch, LedgerEntry, MissingDatabase, databases, ove
 from txstream.inspect.source import SourceNow
 from txstream.plugins.compare import kept
 from txstream.plugins.proof.zookeeper_tree import MemoryProgress
-from txstream.plugins.web import app as app_module, site as site_module, views
+from txstream.plugins.web import (
+    app as app_module,
+    last_hour as hour_module,
+    pages,
+    site as site_module,
+    views,
+)
 from txstream.plugins.web.app import make_app
 from txstream.plugins.web.command import metrics_of
 from txstream.plugins.web.site import Site
@@ -585,6 +591,50 @@ def test_a_partition_that_was_away_before_the_batches_that_are_looked_at_says_so
     first, *_ = served.json("/api/topologies/words/source")["partitions"]
     assert (first["away"]["txid"], first["away"]["or_before"]) == (20, True)
     assert "txid 20</a> or before)" in served.get("/topologies/words/source")
+
+
+def test_now_has_the_last_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = filled(tmp_path)
+    end = datetime.now(UTC).replace(tzinfo=None)
+    with sqlite3.connect(tmp_path / "state.db") as connection:
+        for txid in range(1, TXIDS + 1):
+            # Three batches in a minute; the first is older than an hour, and the last minute has none.
+            at = end - timedelta(hours=2) if txid == 1 else end - timedelta(seconds=20 * (TXIDS - txid) + 65)
+            connection.execute(
+                "UPDATE txstream_batch SET planned_at = ?, committed_at = ?, tuples = 600, "
+                "details = json_set(COALESCE(details, '{}'), '$.lag_records', ?) WHERE txid = ?",
+                ((at - timedelta(seconds=1.5)).isoformat(" "), at.isoformat(" "), 1000 + txid, txid),
+            )
+    served = Served(rig, monkeypatch)
+    for most_read, stride in ((240, 1), (10, 3)):
+        monkeypatch.setattr(hour_module, "_MOST_READ", most_read)
+        served.forget()
+        found = served.json("/api/topologies/words/hour")
+        assert found["stride"] == stride
+        rates, lags, took = (found[name] for name in ("records_per_second", "lag_records", "commit_seconds"))
+        assert (len(rates), len(lags), len(took)) == (60, 60, 60)
+        assert rates[-4:] == [30.0, 30.0, 30.0, 0.0]
+        assert sum(rates) * 60 == pytest.approx(600 * (TXIDS - 1), abs=600 * (stride - 1) + 1)
+        assert (lags[-1], took[-1]) == (None, None)
+        assert lags[-2] > 1000 + TXIDS - stride
+        assert {*took} == {None, 1.5}
+        text = served.get("/topologies/words")
+        assert "records/s: at most 30.0, last 0.0" in text
+        assert "seconds from plan to commit: at most 1.5, last 1.5" in text
+        assert ("Estimated from one batch of 3." in text) == (stride > 1)
+    rig.database.close()
+
+
+def test_numbers_of_a_column_have_their_points_below_each_other() -> None:
+    column = pages.aligned(["1234567.5", "-2.25", "3", None, 1000])
+    assert column == [
+        "1,234,567.5\u2007",
+        "-2.25",
+        "3\u2008\u2007\u2007",
+        "-\u2008\u2007\u2007",
+        "1,000\u2008\u2007\u2007",
+    ]
+    assert pages.aligned([1, 20, 3000]) == ["1", "20", "3,000"]
 
 
 def test_trust_has_fences_and_the_fsck_that_was_asked_for(served: Served) -> None:

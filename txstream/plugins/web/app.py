@@ -31,6 +31,7 @@ from txstream.inspect import UnknownTopologyError
 from txstream.plugins.web import remedies, views
 from txstream.plugins.web.comparing import FAULTS
 from txstream.plugins.web.guard import Guard, is_same, is_text, logged_in
+from txstream.plugins.web.last_hour import last_hour
 from txstream.plugins.web.live import MOST_PAGES, Live
 from txstream.plugins.web.pages import Pages, address
 from txstream.plugins.web.site import Site
@@ -123,6 +124,7 @@ class App:
             f"/api{one}/state/{{table}}": lambda request: views.table(
                 site, *_table_of(request), _number(request, "txid")
             ),
+            f"/api{one}/hour": lambda request: last_hour(site, _id(request)),
             "/api/compare": lambda _: views.comparisons(site),
             "/api/compare/{name}": lambda request: views.comparison(site, request.path_params["name"]),
             "/api/overview": lambda _: views.overview(site),
@@ -164,7 +166,8 @@ class App:
         topology_id = _id(request)
         found = self.site.standing(topology_id)
         row = views.standing_row(self.site, found)
-        return self._one("topology", topology_id, "", row=row, found=found)
+        hour = None if row["kind"] == "tracked" or found.missing else last_hour(self.site, topology_id)
+        return self._one("topology", topology_id, "", row=row, found=found, hour=hour)
 
     def _timeline(self, request: Request) -> Response:
         topology_id, before = _id(request), _number(request, "before")

@@ -454,7 +454,9 @@ def table(
             lambda: inspect.top(topology_id, name, _RECENT, site.settings, database=place),
             2.0,
         )
-    keys = next((one["key"] for one in state(site, topology_id)["tables"] if one["table"] == name), "")
+    known = next((one for one in state(site, topology_id)["tables"] if one["table"] == name), {})
+    keys, columns = known.get("key", ""), f"{known.get('key', '')}, {known.get('value', '')}"
+    decimals = re.findall(r"(\w+) decimal\b", columns)
     return {
         "topology": topology_id,
         "table": name,
@@ -462,6 +464,7 @@ def table(
         "as_of": rows.as_of,
         "key_columns": [part.split()[0] for part in keys.split(", ") if part],
         "key": list(key),
+        "decimals": [one for name in decimals for one in (name, f"prev_{name}")],
         "rows": [flat_row(row, rows.semantics, has_prev=rows.has_prev) for row in rows.rows],
         "notes": list(rows.notes),
         "diff": None

@@ -1,5 +1,5 @@
 <%inherit file="layout.mako"/>
-<%namespace file="parts.mako" import="problems, remedy_link, spark"/>
+<%namespace file="parts.mako" import="hour_of, problems, remedy_link, spark"/>
 <%def name="title()">${id} · txstream</%def>
 <% status = found.status %>\
 <h1>${id} <span class="state ${row["state"].replace(" ", "-")}">${row["state"]}</span></h1>
@@ -36,7 +36,9 @@ ${row["lag_unknown"] or "records"}
 <div class="tile"><span>open plans</span><b>${len(row["stored_plans"])}</b><small>${", ".join(map(str, row["stored_plans"][:6])) or "none is stored"}</small></div>
 <div class="tile"><span>dead letters</span><b>${shown(row["dead_letters"])}</b><small><a href="${address(id, "failures")}">failures</a></small></div>
 </div>
-% if len(row["tuples"]) > 1:
+% if hour:
+${hour_of(hour)}
+% elif len(row["tuples"]) > 1:
 <section>
 <h2>Records in the last ${len(row["tuples"])} batches</h2>
 ${spark(row["tuples"])}
