@@ -35,8 +35,8 @@ from txstream.core.errors import BatchFailedError, BoltError, TxstreamError
 from txstream.core.waits import wait_until
 from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.sizing import RecordCost
-from txstream.engine.spark.residents import _TIMEVAL
 from txstream.engine.spark.spark_runner import SparkRunner
+from txstream.plugins.residents.residents import _TIMEVAL, Residents
 from txstream.testing import InProcessRunner
 
 if TYPE_CHECKING:
@@ -52,18 +52,24 @@ def runner_of(
 ) -> Iterator[SparkRunner]:
     runner = SparkRunner(spark.sparkContext, plan, spark, residents=residents, width=width)
     try:
-        if runner._residents.count:
+        if runner._small_batches.count:
             await_resident(runner)
         yield runner
     finally:
         runner.close()
 
 
+def residents_of(runner: SparkRunner) -> Residents:
+    found = runner._small_batches
+    assert isinstance(found, Residents)
+    return found
+
+
 def await_resident(runner: SparkRunner, other_than: int = 0) -> None:
     """Wait until a resident is there, and none of the life `other_than`."""
 
     def is_there() -> bool:
-        lives = [one.life for one in runner._residents._connected.values()]
+        lives = [one.life for one in residents_of(runner)._connected.values()]
         return bool(lives) and other_than not in lives
 
     assert wait_until(is_there, DEADLINE_SECONDS)
@@ -100,14 +106,14 @@ def test_batches_are_processed_without_a_job_each(
 def test_residents_leave_one_core_to_jobs(spark: SparkSession, unique: str) -> None:
     cores = spark.sparkContext.defaultParallelism
     with runner_of(spark, captured(row_of([Same()]), unique), residents=cores + 3) as runner:
-        assert runner._residents.count == cores - 1
+        assert residents_of(runner).count == cores - 1
         assert runner.run(attempt(1), BATCH).records == 23
 
 
 def test_a_resident_may_be_idle_for_ever_once_it_is_let_in(spark: SparkSession, unique: str) -> None:
     """The limit is for strangers, who say nothing."""
     with runner_of(spark, captured(row_of([Same()]), unique)) as runner:
-        (resident,) = runner._residents._connected.values()
+        (resident,) = residents_of(runner)._connected.values()
         limit = resident.peer.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.size)
         assert _TIMEVAL.unpack(limit) == (0, 0)
 
@@ -143,7 +149,7 @@ def test_an_error_of_a_bolt_is_reported_and_the_resident_stays(spark: SparkSessi
         with pytest.raises(BoltError, match=r"txid 7 attempt 1\.2, component 'b0', .*: no w3"):
             runner.run(attempt(7, 2), BATCH)
         assert runner.run(attempt(7, 3), ranges(a=2)).records == 2
-        assert [one.life for one in runner._residents._connected.values()] == [1]
+        assert [one.life for one in residents_of(runner)._connected.values()] == [1]
 
 
 def test_a_job_does_again_what_a_resident_was_doing_when_its_process_died(
@@ -163,7 +169,7 @@ def test_an_answer_that_is_cut_is_done_again_by_a_job(
     spark: SparkSession, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with runner_of(spark, captured(row_of([Same()]), unique)) as runner:
-        (resident,) = runner._residents._connected.values()
+        (resident,) = residents_of(runner)._connected.values()
 
         def cut(message: bytes) -> None:
             os.write(resident.connection.fileno(), b"\0\0\xff\xff" + message)
@@ -223,14 +229,14 @@ def test_a_resident_that_ends_in_time_is_kept_and_its_late_answer_is_no_others(
         thread.join(DEADLINE_SECONDS)
         found = runner.run(attempt(2), ranges(a=2))
         assert found.records == 2
-        assert [one.life for one in runner._residents._connected.values()] == [1]
+        assert [one.life for one in residents_of(runner)._connected.values()] == [1]
 
 
 def test_who_has_not_the_key_is_turned_away(
     spark: SparkSession, unique: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with runner_of(spark, captured(row_of([Same()]), unique)) as runner:
-        address = runner._residents._address
+        address = residents_of(runner)._address
         with pytest.raises((AuthenticationError, EOFError, OSError)):
             Client(address, authkey=b"another key")
         assert wait_until(lambda: "without the key of this run" in caplog.text, DEADLINE_SECONDS)
@@ -245,7 +251,7 @@ def test_residents_leave_their_cores_to_wide_batches_and_come_back_for_small_one
 ) -> None:
     with runner_of(spark, captured(row_of([Same()]), unique), width=None) as runner:
         for txid in (1, 2):
-            assert runner._residents._connected, "one wide batch alone sends nobody away"
+            assert residents_of(runner)._connected, "one wide batch alone sends nobody away"
             runner._cost = RecordCost()  # how wide a batch is must not depend on this machine's speed
             assert runner.run(attempt(txid), ranges(a=6_000, b=6_000)).width == 2
         check_that_they_come_back(spark, runner, counted_jobs)
@@ -278,7 +284,7 @@ def test_residents_leave_when_a_job_is_cancelled_which_may_have_waited_for_a_cor
 
 
 def check_that_they_come_back(spark: SparkSession, runner: SparkRunner, group: str) -> None:
-    connected = runner._residents._connected
+    connected = residents_of(runner)._connected
     assert wait_until(lambda: not connected and not running(spark), DEADLINE_SECONDS)
     for txid in range(3, 6):
         assert not connected
@@ -299,11 +305,11 @@ def test_residents_leave_a_slot_to_jobs_however_many_runs_share_a_session(
     """The session has two slots."""
     plans: list[Any] = [captured(row_of([Same()]), f"{unique}{number}") for number in range(3)]
     with runner_of(spark, plans[0], residents=5) as first, runner_of(spark, plans[1]) as second:
-        assert (first._residents.count, second._residents.count) == (1, 0)
+        assert (first._small_batches.count, second._small_batches.count) == (1, 0)
         assert first.run(attempt(1), BATCH).records == 23
         assert second.run(attempt(1), BATCH).records == 23
     with runner_of(spark, plans[2]) as third:
-        assert third._residents.count == 1
+        assert third._small_batches.count == 1
 
 
 def test_a_runner_that_is_closed_leaves_no_job_and_closes_what_is_open(
@@ -338,7 +344,7 @@ def test_residents_that_are_lost_with_their_machine_cost_nothing_but_a_job(
     with runner_of(spark, captured(row_of([Same()]), unique)) as runner:
         place = runner.run(attempt(1), BATCH).places[0]
         assert place.worker
-        (resident,) = runner._residents._connected.values()
+        (resident,) = residents_of(runner)._connected.values()
         resident.peer.shutdown(socket.SHUT_RDWR)
         assert runner.run(attempt(2), BATCH).records == 23
         await_resident(runner, other_than=1)

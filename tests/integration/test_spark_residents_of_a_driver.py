@@ -63,7 +63,7 @@ def run_and_cancel(width):
 
     thread = threading.Thread(target=process)
     thread.start()
-    while all(one.order is None for one in list(runner._residents._connected.values())):
+    while all(one.order is None for one in list(runner._small_batches._connected.values())):
         time.sleep(0.01)
     runner.cancel(attempt(txid))
     thread.join(60)
@@ -71,7 +71,7 @@ def run_and_cancel(width):
 
 
 def count():
-    return len(runner._residents._connected)
+    return len(runner._small_batches._connected)
 
 
 def close():

@@ -27,7 +27,7 @@ from tracked_wheel import INSTALLS_AS, ROOT, tracked_files
 NEEDS: Final[dict[str, set[str]]] = {
     "audit": {"local"},  # batches run again without Spark
     "compare": {"local", "notebook", "proof"},
-    "doctor": {"tracked"},
+    "doctor": {"residents", "tracked"},
     "files": set(),
     "formats": set(),
     "local": set(),
@@ -35,6 +35,7 @@ NEEDS: Final[dict[str, set[str]]] = {
     "mysql": set(),
     "notebook": set(),
     "proof": {"local"},  # the simulation's batches
+    "residents": set(),
     "testing": {"local", "proof", "tracked"},
     "tracked": set(),
     "web": {"compare", "monitoring", "notebook"},
@@ -283,9 +284,9 @@ def test_the_kernel_stays_small_enough_to_be_read() -> None:
 def test_rooms_do_not_import_each_other_in_circles() -> None:
     arrows = arrows_of(imports_found(), {room_of(path) for path in product()})
     floors = floors_of(arrows)
-    assert len(floors) <= 27
+    assert len(floors) <= 28
     assert max(floors.values()) <= 10
-    assert sum(map(len, arrows.values())) <= 130
+    assert sum(map(len, arrows.values())) <= 132
 
 
 def test_rooms_of_the_engine_do_not_import_each_other_in_circles() -> None:

@@ -20,8 +20,8 @@ from txstream.engine.spark import master as masters
 from txstream.engine.spark.java_process import SparkProcess
 from txstream.engine.spark.log import reason_in
 from txstream.engine.spark.master import Master, await_executor
-from txstream.engine.spark.residents import refusal
 from txstream.engine.start.run_services import RunServices
+from txstream.plugins.residents.residents import refusal
 from txstream.settings import Settings
 
 

@@ -36,6 +36,8 @@ EXPORTERS: Final = "txstream.exporters"
 """Of `txstream run --metrics`, whose exporter is `metrics`: an object is called with the topology, the
 address that was typed and how many partitions to show, and returns a context manager. It yields a `Watcher`
 and the URL where the numbers are."""
+SMALL_BATCHES: Final = "txstream.small_batches"
+"""Of what processes small batches without a Spark job: the object `spark` makes a `SmallBatches`."""
 TASKS: Final = "txstream.tasks"
 """Of what runs topologies, on workers: a name is a topology's `tier`, its object a `TaskTier`."""
 VIEWS: Final = "txstream.views"

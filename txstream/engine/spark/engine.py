@@ -24,7 +24,6 @@ from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.spark.computed_bolts import ComputedBolts, computed_bolts
 from txstream.engine.spark.java_process import SparkProcess
 from txstream.engine.spark.master import Master, await_executor
-from txstream.engine.spark.residents import refusal
 from txstream.engine.spark.session import DEFAULT_MASTER, own_context, share_path, warn_of_missing_settings
 from txstream.engine.spark.spark_runner import SparkRunner, pickled
 from txstream.settings import Settings
@@ -134,11 +133,7 @@ class SparkEngine:
 
     def create_runner(self, plan: ExecutionPlan) -> SparkRunner:
         context = self.start()
-        residents = self.residents
-        if residents and (why := refusal(context)):
-            log.warning("no Spark task stays between batches: %s", why)
-            residents = 0
-        return SparkRunner(context, plan, self._session, computed=self._computed, residents=residents)
+        return SparkRunner(context, plan, self._session, computed=self._computed, residents=self.residents)
 
     def keep_warm(self, plan: ExecutionPlan) -> None:
         """Start Spark unless it is up, and have Python workers import what a batch needs. That also keeps

@@ -1,7 +1,7 @@
 """Batches on Spark: each phase of an attempt is one job, whose partitions are the Spark tasks of its stages.
 
-While Spark tasks that stay are free (`residents`), a batch whose layout is a single stage, and narrow enough,
-needs no job. Otherwise the RDD of such a layout is built once per width and used for every batch: the batch's
+A batch whose layout is a single stage, and narrow enough, needs no job while `small_batches` takes it.
+Otherwise the RDD of such a layout is built once per width and used for every batch: the batch's
 ranges travel as a local property of the job, so several batches may be in flight. With an exchange, a
 DataFrame or a commit phase, RDDs are built for each attempt, because Spark would hand back the blocks of an
 older one.
@@ -58,8 +58,8 @@ from txstream.engine.spark.errors import spark_error
 from txstream.engine.spark.executor import current_order, shipped_plan
 from txstream.engine.spark.java_process import SparkProcess
 from txstream.engine.spark.jobs import JobProperties, collect, succeeded_tasks
-from txstream.engine.spark.residents import Residents
 from txstream.engine.spark.session import COMMIT_POOL, PROCESSING_POOL
+from txstream.engine.spark.small_batches import small_batches
 
 if TYPE_CHECKING:
     from pyspark import RDD, Broadcast, SparkContext
@@ -147,7 +147,7 @@ class SparkRunner:
         self._properties = JobProperties(context)
         self._shipped: Broadcast[bytes] = context.broadcast(pickled(plan))
         self._computed = computed or computed_bolts(context, session, plan)
-        self._residents = Residents(context, self._shipped, plan.run_id, residents)
+        self._small_batches = small_batches(context, self._shipped, plan.run_id, residents)
 
     # --- for the event loop -------------------------------------------------------------------------
 
@@ -162,20 +162,20 @@ class SparkRunner:
             width=self._width,
             # Nobody knows how long DataFrame bolts take.
             record_seconds=None if self._computed else self._cost.seconds,
-            can_stay=self._residents.count > 0,
+            can_stay=self._small_batches.count > 0,
             spare=spare,
             known=self.fetched,
         )
         layout = lay_out(self.plan, order.width, order.slots)
         width = layout.stages[0].width
-        is_small = layout.is_simple and width <= self._residents.count
+        is_small = layout.is_simple and width <= self._small_batches.count
         result = self._by_residents(order, width) if is_small else None
         if result is None:
-            self._residents.job_begins(is_small=is_small)
+            self._small_batches.job_begins(is_small=is_small)
             order = replace(order, ahead={})  # Spark shows and logs what travels with a job
             first = self._first_stage(layout)
             result = self._process_all(_Pipeline(attempt, order, layout, first, {PYTHON: width}))
-            self._residents.job_succeeded(is_small=is_small)
+            self._small_batches.job_succeeded(is_small=is_small)
         if not layout.commit:
             self._cost.add(result.records, result.read_seconds + result.process_seconds)
         return result
@@ -183,7 +183,7 @@ class SparkRunner:
     def _by_residents(self, order: WorkOrder, width: int) -> BatchResult | None:
         """Have residents process a batch of one stage. Returns None if a job has to."""
         started = time.perf_counter()
-        elements = self._residents.run(order, width)
+        elements = self._small_batches.run(order, width)
         if elements is None:
             return None
         answers = open_answers(order.attempt, [message for _, message in elements])
@@ -308,10 +308,10 @@ class SparkRunner:
             pipeline = self._live.get(attempt)
             self._writing.discard(attempt)
         if pipeline is None:
-            self._residents.cancel(attempt)
+            self._small_batches.cancel(attempt)
         else:
             pipeline.cancelled = True  # for the jobs that the attempt has not begun yet
-            self._residents.leave()  # it may have waited for a core
+            self._small_batches.leave()  # it may have waited for a core
         self._context.cancelJobsWithTag(_tag(self.plan.run_id, attempt))
 
     def end_trial(self, attempt: TransactionAttempt) -> None:
@@ -334,7 +334,7 @@ class SparkRunner:
             self._closed = True
             live = list(self._live.values())
         try:
-            self._residents.close()
+            self._small_batches.close()
             for pipeline in live:
                 self._drop(pipeline)
             self._shipped.unpersist()

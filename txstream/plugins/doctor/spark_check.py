@@ -23,12 +23,12 @@ from pyspark import cloudpickle
 from txstream.core.errors import ServiceUnavailableError
 from txstream.engine.spark.engine import SparkEngine
 from txstream.engine.spark.master import Master
-from txstream.engine.spark.residents import PORT_SETTING
 from txstream.engine.spark.session import DEFAULT_MASTER
 from txstream.plugins.doctor import executor_probe
 from txstream.plugins.doctor.checks import Check
 from txstream.plugins.doctor.clocks import Clocks
 from txstream.plugins.doctor.local import Place
+from txstream.plugins.residents.residents import PORT_SETTING
 from txstream.settings import Settings
 
 _REACH_SECONDS = 3.0

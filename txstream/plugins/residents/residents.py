@@ -71,6 +71,14 @@ _held: dict[str, int] = {}
 _holding = threading.Lock()
 
 
+def residents(context: SparkContext, shipped: Broadcast[bytes], run_id: str, count: int) -> Residents:
+    """See `SmallBatches`. Where Spark's settings forbid residents there are none, which the log says."""
+    if count and (why := refusal(context)):
+        log.warning("no Spark task stays between batches: %s", why)
+        count = 0
+    return Residents(context, shipped, run_id, count)
+
+
 def refusal(context: SparkContext) -> str | None:
     """Return why a SparkContext can have no residents, or None if it can."""
     conf = context._conf

@@ -23,8 +23,8 @@ from support.inmemory import attempt as attempt_of
 from txstream.core.errors import BatchFailedError
 from txstream.core.transaction import Epoch, TransactionAttempt, Txid, attempt_id
 from txstream.engine.batch.messages import ANSWER, Element, WorkOrder
-from txstream.engine.spark import residents as product
-from txstream.engine.spark.residents import Residents
+from txstream.plugins.residents import residents as product
+from txstream.plugins.residents.residents import Residents
 
 SEEDS = 300
 STEPS = 40

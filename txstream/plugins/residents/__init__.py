@@ -1,0 +1,1 @@
+"""Spark tasks that stay, so that a small batch costs no start of a Spark job."""
