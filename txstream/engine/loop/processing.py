@@ -316,10 +316,11 @@ class Processing:
         """Have the batch commit without what was found, and say so: each reason once, no record's content."""
         self._found[attempt.txid] = [*self._found.get(attempt.txid, ()), *isolated.found]
         reasons = Counter((one.record.component, one.record.exception) for one in isolated.found)
+        seconds = self._batches.timing(attempt.txid).search_seconds
         for (component, kind), number in sorted(reasons.items()):
             log.warning(
-                "txid %d: %s: %s in component %r",
-                *(attempt.txid, counted(number, "dead letter"), kind, component),
+                "txid %d: %s: %s in component %r; search %.3f s",
+                *(attempt.txid, counted(number, "dead letter"), kind, component, seconds),
                 extra={"about": attempt},
             )
         again = set(planned.retried).difference(isolated.metas.retried)
