@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         DataFrameBolt as DataFrameBolt,
         OutputCollector as OutputCollector,
         OutputFieldsDeclarer as OutputFieldsDeclarer,
+        TableReader as TableReader,
         TopologyContext as TopologyContext,
         TransactionalBolt as TransactionalBolt,
         WorkerContext as WorkerContext,
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from txstream.bolts.append import SqlAppendBolt as SqlAppendBolt
     from txstream.bolts.deduplicate import DeduplicateBolt as DeduplicateBolt
     from txstream.bolts.functions import bolt as bolt
+    from txstream.bolts.lookup import LookupBolt as LookupBolt
     from txstream.bolts.sql import SqlStateBolt as SqlStateBolt
     from txstream.core.dead_letters import DeadLetters as DeadLetters
     from txstream.core.errors import (
@@ -119,6 +121,10 @@ if TYPE_CHECKING:
         TrackedTopology as TrackedTopology,
     )
     from txstream.plugins.tracked.kafka_queue import KafkaQueueSpout as KafkaQueueSpout
+    from txstream.plugins.windows.bolt import WindowBolt as WindowBolt
+    from txstream.plugins.windows.closed import ClosedWindows as ClosedWindows
+    from txstream.plugins.windows.state import WindowState as WindowState
+    from txstream.plugins.windows.times import Hopping as Hopping, Tumbling as Tumbling
     from txstream.settings import Settings as Settings
     from txstream.spouts.batch_spouts import (
         BatchCollector as BatchCollector,
@@ -144,6 +150,7 @@ _HOMES = {
         "OutputCollector",
         "OutputFieldsDeclarer",
         "TopologyContext",
+        "TableReader",
         "TransactionalBolt",
         "WorkerContext",
     ),
@@ -200,6 +207,7 @@ _HOMES = {
     "txstream.bolts.append": ("SqlAppendBolt",),
     "txstream.bolts.deduplicate": ("DeduplicateBolt",),
     "txstream.bolts.functions": ("bolt",),
+    "txstream.bolts.lookup": ("LookupBolt",),
     "txstream.bolts.sql": ("SqlStateBolt",),
     "txstream.core.dead_letters": ("DeadLetters",),
     "txstream.engine.loop.report": ("RunProgress", "RunReport"),
@@ -210,6 +218,10 @@ _HOMES = {
     "txstream.spouts.batch_spouts": ("BatchCollector", "BatchSpout"),
     "txstream.spouts.kafka": ("Decode", "KafkaOptions", "KafkaSource"),
     "txstream.plugins.tracked.kafka_queue": ("KafkaQueueSpout",),
+    "txstream.plugins.windows.bolt": ("WindowBolt",),
+    "txstream.plugins.windows.closed": ("ClosedWindows",),
+    "txstream.plugins.windows.state": ("WindowState",),
+    "txstream.plugins.windows.times": ("Hopping", "Tumbling"),
     "txstream.spouts.memory": ("MemorySpout",),
     "txstream.spouts.rate": ("RateSpout",),
     "txstream.state.backend": ("StateBackend",),

@@ -90,7 +90,8 @@ def _check_type(data_type: pa.DataType, path: str) -> None:
 
 
 class JsonReader:
-    """Reads values by a schema that `json_schema` has checked, or by `picks`. Keeps nothing between calls."""
+    """Reads values by a schema that `json_schema` has checked, or by `picks`. Keeps nothing between calls.
+    A subclass may make the columns in another way (`columns`)."""
 
     def __init__(
         self, schema: pa.Schema, *, replace_invalid_utf8: bool = False, picks: Sequence[Pick] = ()
@@ -134,10 +135,11 @@ class JsonReader:
             except MisfitError as misfit:
                 unfit[len(rows)] = misfit.reason
                 rows.append({})
-        arrays = converted(rows, self._columns, unfit)
+        arrays = converted(rows, self.columns, unfit)
         return in_rows(arrays, unfit, len(rows)), unfit
 
-    def _columns(self, rows: Sequence[dict[str, Any]]) -> list[pa.Array]:
+    def columns(self, rows: Sequence[dict[str, Any]]) -> list[pa.Array]:
+        """Return one array per field of the schema, from parsed objects. Raises MisfitError."""
         return read_picks(rows, self._picks) if self._picks else read_fields(rows, self._type)
 
     def _parse(self, values: Iterable[bytes | None], rows: list[dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import pyarrow as pa
 
@@ -117,6 +117,10 @@ class ValueFormat(ABC):
 
     is_text: ClassVar[bool] = False
     """Are values text? Then the remedy for a bad one is `value_format="string"`, else "binary"."""
+
+    tombstones: ClassVar[Literal["refuse", "null", "skip"]] = "refuse"
+    """What becomes of a record without a value, unless the user says it (`Decode.tombstones`): "skip" where
+    the format's own records say what such a record says."""
 
     @property
     @abstractmethod

@@ -31,6 +31,7 @@ from txstream.spouts.kafka.arguments import (
     KafkaOptions as KafkaOptions,
     Starting,
     check_registry,
+    default_tombstones,
     kafka_schema,
     key_type,
     one_of,
@@ -115,6 +116,9 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
     publish_group: a consumer group that gets the places of each committed batch, soon after its commit, so
         that lag exporters and Kafka's tools show how far the topology is. It is never read. A group that has
         members is refused.
+    read_first: topics that are read to their ends before any record of the others: a table that others are
+        looked up in. It counts when a topology begins; once a record of another topic is read, all are
+        read alike.
 
     Raises TopologyError for invalid arguments, SchemaError if they concern columns, and
     ServiceUnavailableError for a format whose package lacks something. The arguments that `Decode` and
@@ -137,6 +141,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         on_data_loss: Literal["fail", "skip"] = "fail",
         client: KafkaOptions | None = None,
         publish_group: str | None = None,
+        read_first: str | Sequence[str] = (),
         **former: Unpack[FormerArguments],
     ) -> None:
         self.selection = TopicSelection.of(topics, topic_pattern)
@@ -155,6 +160,10 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         self.publish_group = publish_group
         if publish_group is not None and not (isinstance(publish_group, str) and publish_group.strip()):
             raise TopologyError(f"publish_group is {publish_group!r}; it is a consumer group's name")
+        self.read_first = (read_first,) if isinstance(read_first, str) else tuple(read_first)
+        for topic in self.read_first:
+            if not self.selection.reads(topic):
+                raise TopologyError(f"read_first names {topic!r}, and the source reads {self.selection}")
         if max_records_per_partition is not None and max_records_per_partition < 1:
             raise TopologyError(
                 f"max_records_per_partition is {max_records_per_partition}; it must be at least 1"
@@ -167,9 +176,11 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         given = FormatArguments(
             decode.schema, decode.errors, decode.wire_format, decode.schema_registry, str(self.selection)
         )
-        self.tombstones = one_of("tombstones", decode.tombstones, "refuse", "null")
         self.takes_any_time = False
         self.value_schema = read_by("value_format", self.value_format, given)
+        self.tombstones = one_of(
+            "tombstones", decode.tombstones or default_tombstones(self.value_schema), "refuse", "null", "skip"
+        )
         self.key_schema = read_by("key_format", self.key_format, replace(given, schema=decode.key_schema))
         check_registry(decode.wire_format, decode.schema_registry, (self.value_schema, self.key_schema))
         self.schema = value_fields(self.value_schema)

@@ -35,10 +35,10 @@ class Decode:
         reads by: the path of a .avsc file, JSON text, or a dict. For Protobuf, a generated message class, or
         the pair of a path (.proto or descriptor set) and a message's full name.
         docs/formats.md says which types become which columns, and how schemas may change.
-    tombstones: what to do, where values are read into the fields of a schema, with a record without a value
-        (in a compacted topic it deletes its key): "refuse" raises a DecodeError, so that it becomes a dead
-        letter if these are asked for; "null" emits a row whose fields are null. The column `value` of
-        "string" and "binary" is null there.
+    tombstones: what to do with a record without a value (in a compacted topic it deletes its key). "refuse"
+        raises a DecodeError, so that it becomes a dead letter if these are asked for; "null" emits a row
+        whose fields are null; "skip" emits nothing. None is what the format says, by default "refuse". With
+        "string" and "binary" only "skip" makes a difference: the column `value` is null otherwise.
     key_format, key_schema: the same for keys. The column `key` has its type: a record is a struct.
     wire_format: for Avro and Protobuf, "confluent": keys and values begin with the id of the schema that they
         were written by, which a schema registry has; or "plain": they were all written by `schema`.
@@ -54,7 +54,7 @@ class Decode:
     wire_format: Literal["confluent", "plain"] = "confluent"
     schema_registry: str | None = None
     errors: Literal["strict", "replace"] = "strict"
-    tombstones: Literal["refuse", "null"] = "refuse"
+    tombstones: Literal["refuse", "null", "skip"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +223,10 @@ def read_by(argument: str, name: str, given: FormatArguments) -> ValueFormat | N
             f"what a package adds by an entry point in the group {VALUE_FORMATS!r}"
         )
     return found
+
+
+def default_tombstones(read_as: ValueFormat | None) -> str:
+    return "refuse" if read_as is None else read_as.tombstones
 
 
 def value_fields(read_as: ValueFormat | None) -> pa.Schema | None:

@@ -30,7 +30,6 @@ from txstream.core.errors import (
     ServiceUnavailableError,
     UsageError,
 )
-from txstream.spouts.backlog import share_limit
 from txstream.spouts.kafka import KNOWN, KafkaRange, KafkaSource
 from txstream.spouts.kafka.client import KafkaClient
 from txstream.spouts.kafka.cluster_watch import ClusterView, ClusterWatch
@@ -49,6 +48,7 @@ from txstream.spouts.kafka.protocol import (
     reason_of,
 )
 from txstream.spouts.kafka.publish_group import PublishGroup
+from txstream.spouts.kafka.read_first import share_first
 from txstream.spouts.kafka.starting_places import StartingPlaces, has_place
 
 log = logging.getLogger(__name__)
@@ -194,12 +194,10 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             completed, _ = self._epochs.complete(first_places, logs, deadline)
             return {**answer, **first_places, **completed}
         cap = self._source.max_records_per_partition
-        backlogs = {
-            name: min(logs[name].end - place.position, limit if cap is None else cap)
-            for name, place in places.items()
-        }
+        whole = {name: logs[name].end - place.position for name, place in places.items()}
+        backlogs = {name: min(left, limit if cap is None else cap) for name, left in whole.items()}
         progress = sum(place.end for place in last.values()) if readable > limit else 0
-        shares = share_limit(backlogs, limit, progress)
+        shares, later = share_first(self._is_first, backlogs, last, unavailable, whole, limit, progress)
         planned: dict[str, KafkaRange] = {}
         for name, place in places.items():
             taken = shares.get(name, 0)
@@ -207,7 +205,13 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
                 planned[name] = KafkaRange(
                     place.position, place.position + taken, logs[name].topic_id, place.skipped_from
                 )
+        if later:
+            planned = {name: one for name, one in planned.items() if name not in later or not one.is_empty}
         completed, missing = self._epochs.complete(planned, logs, deadline)
+        if later and any(map(self._is_first, missing)):
+            completed = {name: one for name, one in completed.items() if name not in later}
+        taken_now = {name for name, one in completed.items() if not one.is_empty}
+        self.passed_over = [name for name, left in whole.items() if left > 0 and name not in taken_now]
         if is_new_only:
             self.read_ahead = self._logs.new_records(completed)
         self._few_wait = readable <= _FEW_RECORDS and not (answer or missing)
@@ -322,6 +326,10 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             self._group.close()
         self._watch.close()
         self._client.close()
+
+    def _is_first(self, name: str) -> bool:
+        first = self._source.read_first
+        return not first or _topic_of(name) in first
 
     # --- the cluster -----------------------------------------------------------------------------------
 

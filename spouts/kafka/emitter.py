@@ -84,6 +84,8 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
                 parts = [(read.partition, read.take()) for read in some]
                 if self.tells_digests:
                     self._reading += Reading({p.name: (len(c), c.digest()) for p, c in parts})
+                if self._source.tombstones == "skip":
+                    parts = [(partition, columns.with_values()) for partition, columns in parts]
                 yield [read.name for read in some], parts
 
     def take_ahead(self, metas: Mapping[str, KafkaRange], ahead: Mapping[str, bytes]) -> None:

@@ -109,6 +109,16 @@ class RecordColumns:
             number -= stop - first
         raise IndexError(number)
 
+    def with_values(self) -> RecordColumns:
+        """The rows whose value is not null."""
+        blocks = []
+        for records, first, stop in self.blocks:
+            has_value = _binary([_within(records.values, slice(first, stop))]).is_valid()
+            edges = np.diff(has_value.to_numpy(zero_copy_only=False).astype(np.int8), prepend=0, append=0)
+            begins, ends = np.flatnonzero(edges == 1).tolist(), np.flatnonzero(edges == -1).tolist()
+            blocks += [Block(records, first + b, first + e) for b, e in zip(begins, ends, strict=True)]
+        return RecordColumns(blocks, self.size_bytes)
+
     def add(self, blocks: Iterable[Block], size_bytes: int) -> None:
         self.blocks += blocks
         self.size_bytes += size_bytes

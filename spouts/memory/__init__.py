@@ -168,6 +168,7 @@ class MemoryCoordinator(PartitionCoordinator[MemoryRange]):
             backlogs[name] = backlog if self._cap is None else min(backlog, self._cap)
         shares = share_limit(backlogs, limit, sum(places.values()))
         self.untaken_records = waiting - sum(shares.values())
+        self.passed_over = [name for name, backlog in backlogs.items() if backlog and not shares.get(name)]
         for name, taken in shares.items():
             answer[name] = MemoryRange(places[name], places[name] + taken)
         return answer

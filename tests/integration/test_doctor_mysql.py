@@ -12,11 +12,10 @@ from txstream.settings import Settings
 from txstream.state import open_sql_database
 
 
-def look(url: str) -> dict[str, Check]:
+def look(url: str, *views: str) -> dict[str, Check]:
     clocks = Clocks()
-    found = {
-        check.name.rpartition(": ")[2]: check for check in look_at_database(Settings(), url, ["sums"], clocks)
-    }
+    checks = look_at_database(Settings(), url, ["sums"], clocks, views=views)
+    found = {check.name.rpartition(": ")[2]: check for check in checks}
     assert len(clocks.ahead) == 1
     return found
 
@@ -40,4 +39,10 @@ def test_grants(mariadb: MariaDBServer, unique: str) -> None:
         f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, DROP ON `{unique}`.* TO `{unique}`@`127.0.0.1`"
     )
     assert {name for name, check in look(mine).items() if not check.ok} == set()
+    [(name, check)] = [found for found in look(mine, "users").items() if not found[1].ok]
+    assert (name, check.remedy) == ("views", f"GRANT ALL ON {unique}.* TO {unique};")
+    assert "may not create views, and there is no users yet" in check.message
+    mariadb.execute(f"GRANT CREATE VIEW ON `{unique}`.* TO `{unique}`@`127.0.0.1`")
+    assert look(mine, "users")["views"].ok
+    assert "views" not in look(mine)
     assert not [name for (name,) in mariadb.execute(f"SHOW TABLES IN `{unique}`") if "doctor" in name]

@@ -24,6 +24,7 @@ from txstream import (
     SqlStateBolt,
     TransactionalTopologyBuilder,
 )
+from txstream.examples.mirror import topology as mirror_topology
 from txstream.examples.word_count import topology
 from txstream.plugins.doctor.checks import Check
 from txstream.plugins.doctor.examination import Examination
@@ -51,6 +52,14 @@ def tables(url: str) -> list[str]:
         engine.dispose()
 
 
+def views_of(url: str) -> list[str]:
+    engine = sa.create_engine(url)
+    try:
+        return sa.inspect(engine).get_view_names()
+    finally:
+        engine.dispose()
+
+
 def znodes(services: Services) -> list[str]:
     with contextlib.closing(KazooClient(services.zookeeper)) as client:
         client.start()
@@ -73,6 +82,19 @@ def test_all_is_well_and_nothing_stays(services: Services, postgres_url: str, un
     assert "may create, read and write tables" in grants.message
     assert tables(postgres_url) == []
     assert znodes(services) == []
+
+
+def test_a_table_whose_rows_may_go_needs_a_view(services: Services, postgres_url: str, unique: str) -> None:
+    with Topics(services.kafka) as topics:
+        topics.create(unique)
+    settings = Settings(zookeeper=services.zookeeper, kafka=services.kafka, database=postgres_url)
+    mirror = mirror_topology(topic=unique, table=unique).with_id(unique)
+    checks = {check.name: check for check in Examination(settings, mirror, with_spark=False).ask()}
+    assert wrong(checks) == {}
+    [views] = [check for name, check in checks.items() if name.endswith(": views")]
+    assert "may create views" in views.message
+    assert tables(postgres_url) == []
+    assert views_of(postgres_url) == []
 
 
 def test_groups_and_the_topic_of_dead_letters(services: Services, sqlite_url: str, unique: str) -> None:

@@ -55,6 +55,9 @@ def test_the_fields_of_the_schema_and_kafkas_columns(topics: Topics, unique: str
     assert read(topics, unique, (0, 3), decode=NULLS).to_pylist() == [ann, nothing, nothing]
     beside = read(topics, unique, (1, 3), kafka_columns=["offset", "key"], decode=NULLS)
     assert beside.to_pylist() == [{**nothing, "offset": n, "key": b"k"} for n in (1, 2)]
+    skipping = Decode("json", SCHEMA, tombstones="skip")
+    assert read(topics, unique, (0, 3), decode=skipping).to_pylist() == [ann, nothing]
+    assert read(topics, unique, (2, 3), decode=skipping).num_rows == 0
     columns = {"decode": Decode("string"), "kafka_columns": ["offset", "value"]}
     assert read(topics, unique, (1, 2), **columns).to_pylist() == [{"offset": 1, "value": "{}"}]
 

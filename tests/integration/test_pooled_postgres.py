@@ -112,6 +112,10 @@ class TestPooled:
             pooler.only = 0
             second.commit(BATCHES, {"a": 1})
             assert (first.values(), second.values()) == ({"a": BATCHES - 1}, {"a": BATCHES})
+        # One name that means the same in both sessions would do no harm here, and to others all the same.
+        for pooler.only in (0, 1):
+            with psycopg.connect(through(pooler, direct), autocommit=True) as stranger:
+                assert stranger.execute("SELECT name FROM pg_prepared_statements").fetchall() == []
 
     def test_strangers_find_their_sessions_as_they_were(
         self, pooled: Callable[..., TransactionPooler], direct: str

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from kafka import KafkaProducer
 from support.guide import DOCS, load
@@ -215,3 +217,33 @@ def test_the_guides_code_runs(
     out = capsys.readouterr().out
     assert "1 word_count True" in out
     assert len(guide.found.parts) == 3
+
+
+@pytest.mark.timeout(180)
+def test_who_waits_for_a_record_sees_its_effect_as_soon_as_the_wait_ends(
+    services: Services, tmp_path: Path, unique: str, postgres_url: str
+) -> None:
+    """The wait begins before the record is there, while nothing runs; the tables are read without us."""
+    desk = Desk(services, postgres_url, tmp_path, unique)
+    desk.start(until="caught-up").wait(60)
+    (place,) = {
+        one.end for one in inspect.batch(unique, 3, desk.settings).ranges if one.partition.endswith("0")
+    }
+    told: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        waited = pool.submit(
+            inspect.wait_for, unique, unique, 0, place, desk.settings, timeout_seconds=90, told=told.append
+        )
+        wait_until(lambda: bool(told), "it waits")
+        producer = KafkaProducer(bootstrap_servers=services.kafka)
+        sent = producer.send(unique, b"waitedfor", partition=0).get(30)
+        producer.close()
+        assert not waited.done()
+        with desk.start():
+            found = waited.result(90)
+            with psycopg.connect(postgres_url.replace("postgresql+psycopg", "postgresql")) as connection:
+                rows = connection.execute(f"SELECT n, txid FROM {unique} WHERE word = 'waitedfor'").fetchall()
+    assert (sent.offset, found.outcome) == (place, "committed")
+    assert rows == [(1, found.txid)]
+    assert len(told) == 1
+    assert f"which is at offset {place} there as of txid 3" in told[0]

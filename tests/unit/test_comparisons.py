@@ -32,6 +32,6 @@ def test_a_name_of_ours_exists(shown: str) -> None:
 def test_the_guide_says_what_we_have_not() -> None:
     assert len(ROWS) > 40
     theirs = " ".join(row[0] for row in ROWS if row[1] == "none")
-    for word in ("window", "withWatermark", "join", "punctuators"):
+    for word in ("session_window", "SessionWindows", "join", "punctuators"):
         assert word in theirs
     assert [row for row in ROWS if len(row) not in (2, 3) or not row[1]] == []

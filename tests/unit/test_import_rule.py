@@ -26,6 +26,7 @@ from tracked_wheel import INSTALLS_AS, ROOT, tracked_files
 
 NEEDS: Final[dict[str, set[str]]] = {
     "audit": {"local"},  # batches run again without Spark
+    "change": set(),
     "compare": {"local", "notebook", "proof"},
     "doctor": {"residents", "tracked"},
     "files": set(),
@@ -39,6 +40,7 @@ NEEDS: Final[dict[str, set[str]]] = {
     "testing": {"local", "proof", "tracked"},
     "tracked": set(),
     "web": {"compare", "monitoring", "notebook"},
+    "windows": set(),
 }
 """Which other plug-ins each plug-in imports."""
 MOST_KERNEL_LINES: Final = 30_000
@@ -284,9 +286,12 @@ def test_the_kernel_stays_small_enough_to_be_read() -> None:
 def test_rooms_do_not_import_each_other_in_circles() -> None:
     arrows = arrows_of(imports_found(), {room_of(path) for path in product()})
     floors = floors_of(arrows)
-    assert len(floors) <= 28
+    assert len(floors) <= 30
     assert max(floors.values()) <= 10
-    assert sum(map(len, arrows.values())) <= 132
+    # The residents need three, and windows five: the contracts, the core, the bolt that they extend, and, for
+    # their source, ranges and databases. What goes back looks at all that a topology has, from its ledgers to
+    # its place in ZooKeeper.
+    assert sum(map(len, arrows.values())) <= 147
 
 
 def test_rooms_of_the_engine_do_not_import_each_other_in_circles() -> None:

@@ -10,12 +10,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from support.lists import each
 from support.memory_zookeeper import MemoryZooKeeper
 from support.recovering import empty_database
 from support.states import PLANNED, PROCESSED, Rig, name_databases, word_table
+from support.tables import read_rows
 from support.zookeeper_backends import IDENTITY
 
 from txstream import inspect
@@ -120,6 +122,24 @@ def test_while_executors_commit_an_opaque_table_is_shown_as_before(make_rig: Any
     assert keyed(inspect.get("words", "word_count", ["a"], settings)) == {"a": (4, None, None)}
     assert inspect.get("words", "word_count", ["c"], settings).rows == (), "not there as of txid 1"
     assert "as of txid 1" in top.notes[0]
+
+
+def test_a_whole_table_is_as_of_the_last_committed_batch_with_all_its_columns(make_rig: Any) -> None:
+    rig = make_rig()
+    rig.commit(1, {"a": 4, "b": 2})
+    rig.commit(2, {"b": 3})
+    with rig.database.read_state("words") as reading:
+        first, *parts = reading.whole("word_count")
+    assert (first.num_rows, first.schema.names) == (0, ["word", "n", "prev_n", "txid"])
+    rows = sorted(pa.concat_tables(parts).to_pylist(), key=lambda row: row["word"])
+    stored = sorted(read_rows(rig.url, "word_count"), key=lambda row: row["word"])
+    assert rows == [dict(row) for row in stored]
+    begin(rig, 3, {"a": 10, "c": 1})
+    with rig.database.read_state("words") as reading:
+        (found,) = [part for part in reading.whole("word_count") if part.num_rows]
+    assert {row["word"]: (row["n"], row["prev_n"], row["txid"]) for row in found.to_pylist()} == {
+        "a": (4, None, None), "b": (5, 2, 2),
+    }  # fmt: skip
 
 
 def test_while_executors_commit_a_transactional_table_says_that_it_does_not_know(make_rig: Any) -> None:

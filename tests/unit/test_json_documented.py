@@ -142,6 +142,7 @@ def test_the_documents_of_a_run_are_as_the_guide_says(
     for note, value in notes:
         zookeeper.memory.write(paths.note(note.name), note.encode(value, Epoch(1)) or b"")
     away = ("--zookeeper", "127.0.0.1:1", "--database", f"sqlite:///{database}")
+    record = ("--topic", "lines", "--partition", "0", "--offset", "1")
     found = {
         "status": printed("status", *away, "--kafka", "127.0.0.1:2", "--connect-timeout", "0.1"),
         "status ID": printed("status", "word-count", *away),
@@ -149,6 +150,7 @@ def test_the_documents_of_a_run_are_as_the_guide_says(
         "batches": printed("batches", "word-count", *away[2:]),
         "dead-letters list": printed("dead-letters", "list", "word-count", *away[2:]),
         "fsck": printed("fsck", "word-count", *away),
+        "wait": printed("wait", "word-count", *record, *away[2:]),
     }
     has_items = found["status ID"]["standbys"], found["status ID"]["waiting"], found["fsck"]["findings"]
     assert all((*has_items, found["dead-letters list"]["dead_letters"]))

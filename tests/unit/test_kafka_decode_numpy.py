@@ -334,6 +334,16 @@ def test_headers_that_are_alike_are_read_once() -> None:
     assert {id(headers) for headers in columns.headers.values()} == {id(columns.headers[0])}
 
 
+def test_records_without_a_value_are_left_out() -> None:
+    columns = RecordColumns()
+    values: list[bytes | None] = [None, b"b", b"", None, None, b"f"]
+    decode_one(batch(0, [(i, 0, b"k", value, []) for i, value in enumerate(values)]), 0, 6, columns)
+    left = columns.with_values()
+    assert (left.offsets.tolist(), left.values.to_pylist()) == ([1, 2, 5], [b"b", b"", b"f"])
+    assert len(left.at(5)) == 1
+    assert len(columns.at(3).with_values()) == 0
+
+
 def test_keys_that_nobody_asks_for_are_not_made() -> None:
     with patch("txstream.spouts.kafka.record_blocks._array") as made:
         columns = RecordColumns()

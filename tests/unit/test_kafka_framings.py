@@ -13,12 +13,21 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from support.lists import each
 from support.schema_registry import FakeRegistry
 
-from txstream import Decode, KafkaSource
+from txstream import (
+    Decode,
+    KafkaSource,
+    MemorySpout,
+    OpaqueSpout,
+    SqlAppendBolt,
+    SqlTable,
+    TransactionalTopologyBuilder,
+)
 from txstream.api.spouts import SpoutContext
 from txstream.core.errors import DecodeError, TopologyError
 from txstream.spouts.kafka.columns import fitting_batch, joined_batch, readers
 from txstream.spouts.kafka.protocol import Partition
 from txstream.spouts.kafka.record_blocks import Headers, RecordColumns, Records
+from txstream.testing import TopologyTest
 
 AVRO = {"type": "record", "name": "Row", "fields": [{"name": "n", "type": "long"}]}
 JSON = b'{"n": 1}'
@@ -120,10 +129,31 @@ def test_a_record_without_a_value_is_refused_unless_asked_for(value_format: str)
         assert batch.to_pylist() == [{"n": None, "key": "a"}]
 
 
+@each("value_format", ["json", "avro", "protobuf"])
+def test_a_record_without_a_value_removes_the_row_of_its_key(value_format: str) -> None:
+    """Its fields are null, so the condition is one of these, and the table's key is Kafka's."""
+    columns = ["key", "topic", "partition", "offset"]
+    of = source(
+        value_format, kafka_columns=columns, key_format="string", tombstones="null", wire_format="plain"
+    )
+    five = {"json": b'{"n": 5}', "avro": b"\x0a", "protobuf": b"\x08\x05"}[value_format]
+    records = part([five, five, None, None, five], [b"a", b"b", b"a", b"b", b"b"])
+    batch = joined_batch(of, readers(of, SpoutContext("t", "rows", {})), [records])
+    table = SqlTable("mirror", "n bigint", key="key string", on_conflict="replace", removed_by="n is null")
+    for most in (1, 2, 5):
+        rows = [tuple(row.values()) for row in batch.to_pylist()]
+        with MemorySpout(of.output, {"p": rows}) as memory:
+            builder = TransactionalTopologyBuilder("m", "rows", OpaqueSpout(memory, max_batch_records=most))
+            builder.set_bolt("store", SqlAppendBolt(table)).local_or_shuffle_grouping("rows")
+            with TopologyTest(builder) as test:
+                test.run()
+                assert test.table("mirror") == {"b": 5}
+
+
 def test_text_and_bytes_without_a_value_are_null() -> None:
     for value_format in ("string", "binary"):
         of = source(value_format, kafka_columns=["value", "offset"])
         batch = joined_batch(of, readers(of, SpoutContext("t", "rows", {})), [part([None])])
         assert batch.to_pylist() == [{"value": None, "offset": 100}]
-    with pytest.raises(TopologyError, match="tombstones is 'skip'; it must be 'refuse' or 'null'"):
-        source("json", tombstones="skip")
+    with pytest.raises(TopologyError, match="tombstones is 'drop'; it must be 'refuse' or 'null' or 'skip'"):
+        source("json", tombstones="drop")

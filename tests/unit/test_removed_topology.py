@@ -82,6 +82,14 @@ def test_what_marks_a_removal(said: str) -> None:
     assert run({"p0": records(*CHANGES)}, users(removed_by=said), most=2) == {"b": "Bob", "e": "eve"}
 
 
+@pytest.mark.parametrize(("said", "place"), [("op = 'd'", 3), ("gone", 4), ("code = -1", 5)])
+def test_a_condition_that_is_null_removes_nothing(said: str, place: int) -> None:
+    given = records(("a", "ann", 1), ("b", "bob", 2), ("a", None, 3), ("b", None, 4))
+    given[2] = (*given[2][:place], None, *given[2][place + 1 :])
+    for most in (1, 4):
+        assert run({"p0": given}, users(removed_by=said), most=most) == {"a": None}
+
+
 @SPOUTS
 def test_the_greatest_of_a_sequence_wins_however_records_come(spout: Any) -> None:
     found = []

@@ -24,6 +24,7 @@ from txstream.core.errors import (
     TxidRegressionError,
 )
 from txstream.core.semantics import Semantics
+from txstream.core.transaction import Txid
 from txstream.settings import Settings
 from txstream.state import StateDatabase, TableSpec
 
@@ -154,6 +155,25 @@ class TestAppended:
             rig.commit(2, {7: "third", 9: None})
         new = (9, None, 2) if semantics is Semantics.OPAQUE else (8, "new", 2)
         assert rows(rig, "id", "note", "txid") == [(7, "first", 1), new]
+
+    @each("on_conflict", ["fail", "ignore", "replace"])
+    def test_what_a_bolt_reads_is_from_before_its_batch(
+        self, database: StateDatabase, url: str, on_conflict: OnConflict
+    ) -> None:
+        named = f"names_{on_conflict}"
+        table = SqlTable(named, "note string", key="id bigint", on_conflict=on_conflict)
+        rig = Rig(database, url, order_table_of(table, Semantics.OPAQUE), topology=named).join()
+
+        def read(before: int) -> dict[int, str | None]:
+            keys = pa.table({"id": pa.array([9, 8, 7], pa.int64())})
+            found = rig.database.read(rig.spec, keys, before=Txid(before)).to_pylist()
+            return {row["id"]: row["note"] for row in found}
+
+        rig.commit(1, {7: None})
+        again = {} if on_conflict == "fail" else {7: "second"}
+        rig.commit(2, {**again, 8: "new"})
+        assert read(2) == {7: None}
+        assert read(3) == {7: "second" if on_conflict == "replace" else None, 8: "new"}
 
     def test_what_an_undone_attempt_replaced_comes_back(self, database: StateDatabase, url: str) -> None:
         rig = joined(database, url, named_table(Semantics.OPAQUE, "replace", "note string, n bigint"))

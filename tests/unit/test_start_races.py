@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,18 @@ from txstream.core.errors import (
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Epoch, TransactionAttempt, Txid, attempt_id
 from txstream.engine.commit.state_targets import StateTarget, state_targets
-from txstream.engine.start.takeover import Takeover, check_identity, take_up
+from txstream.engine.start.takeover import Settler, Takeover, Unsettled, check_identity, take_up
 from txstream.plugins.proof.stores.memory import forget
 from txstream.plugins.proof.zookeeper_tree import MemoryProgress, MemoryTree
-from txstream.state import Commit, StateBackend, TableSpec, TopologyStates, fence_rules, open_database
+from txstream.state import (
+    BatchRecord,
+    Commit,
+    StateBackend,
+    TableSpec,
+    TopologyStates,
+    fence_rules,
+    open_database,
+)
 
 SOURCE = MemorySource(MemoryLog({}), "word string, x bigint")
 NARROW = SqlState("counts", key="word string", value="n bigint")
@@ -70,6 +78,7 @@ class Place:
         topology: Topology,
         before: Callable[[str], None] | None = None,
         opened: Callable[[], StateBackend] | None = None,
+        settlers: Sequence[Settler] = (),
     ) -> Takeover:
         """Start a driver; `before` is called with the name of each write to ZooKeeper, before the write."""
 
@@ -81,7 +90,8 @@ class Place:
             raise error
 
         store = MemoryProgress(self.tree, "words", CODEC, hook=hook)
-        return take_up(topology, store, self.targets(topology, opened), CODEC, locked=give_up)
+        targets = self.targets(topology, opened)
+        return take_up(topology, store, targets, CODEC, locked=give_up, settlers=settlers)
 
     def targets(
         self, topology: Topology, opened: Callable[[], StateBackend] | None = None
@@ -125,6 +135,30 @@ def test_a_state_that_joined_while_the_former_code_started_is_not_left_out(place
     with pytest.raises(IdentityMismatchError, match="the state tables were counts, more and are counts now"):
         place.start(code(NARROW), join)
     assert place.start(code(NARROW, MORE)).identity.tables == ("counts", "more")
+
+
+def test_a_settler_finishes_a_batch_under_the_new_fence_before_progress_is_read(place: Place) -> None:
+    """As an operator's command would that died between the ledger and ZooKeeper."""
+    topology = code(NARROW)
+    first = place.start(topology)
+
+    def settle(unsettled: Unsettled) -> None:
+        (states,) = unsettled.states
+        assert states.read_fence() is not None
+        assert states.read_fence().attempt == unsettled.fence > attempt_id(first.epoch, 9)  # type: ignore[union-attr]
+        metas = CODEC.encode(BatchMetas(carried={"p": Range(0, 4)}))
+        under = TransactionAttempt(Txid(1), unsettled.fence)
+        row = BatchRecord(
+            "words", unsettled.identity.uuid, *(under.txid, under.attempt), states.life.semantics,
+            "committed", metas, 0, 0, NOW, NOW, NOW, None,
+        )  # fmt: skip
+        with states.store.begin(states.life, "settling") as here:
+            here.hold_fence(unsettled.fence)
+            here.write_batch(row)
+
+    taken = place.start(topology, settlers=[settle])
+    assert taken.resume.progress.current == 2, "it was read after that"
+    assert dict(taken.resume.progress.batches[Txid(1)].metas.carried) == {"p": Range(0, 4)}
 
 
 def test_a_column_that_came_while_the_former_code_started_is_not_left_out(place: Place) -> None:

@@ -236,7 +236,7 @@ def test_map_states_in_memory_where_bolts_run_in_this_process(unique: str, at: P
 
 def test_map_states_in_memory_are_refused_where_bolts_run_elsewhere() -> None:
     topology = bank(MemorySpout(FIELDS, {"p0": movements(3)}))
-    with pytest.raises(TopologyError, match="bolts write table 'balances' from executors, but memory://x"):
+    with pytest.raises(TopologyError, match="bolts use table 'balances' from executors, but memory://x"):
         state_targets(topology, "memory://x", open_database)
 
 

@@ -23,5 +23,6 @@ from guards.locks import LOCKS
 from guards.simulated import SIMULATED
 from guards.start import START
 from guards.values import VALUE_RULES
+from guards.windows import WINDOWS
 
-GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED, *DEAD_LETTERS, *KEEP)
+GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED, *DEAD_LETTERS, *KEEP, *WINDOWS)

@@ -15,12 +15,14 @@ from typing import Any, ClassVar, NoReturn, Protocol
 
 import pyarrow as pa
 
+from txstream.api.groupings import Grouping
 from txstream.api.map_state import MapState
 from txstream.api.reducers import Reducer
 from txstream.api.schema import format_schema, format_type, parse_schema
 from txstream.api.state import SqlState
 from txstream.api.tuples import DEFAULT_STREAM, Chunk, Tuple
 from txstream.core.errors import BoltError, TopologyError, UsageError
+from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt
 from txstream.core.wording import a
 
@@ -47,7 +49,8 @@ class TopologyContext:
     of a component; `task_id` is this task's own. With tracked tuples, ids count over the whole topology, as
     in Storm: from 0, spouts first, in the order of declaration. With batches they are task indexes.
     `resource` is what the bolt's `prepare_worker` returned in this process. `settings` are the topology's.
-    `states` are the states that the bolt declares: see `state`.
+    `states` are the states that the bolt declares: see `state`. `open_table` is for a `TableReader`: it
+    returns the store of its table (`txstream.state.StateBackend`) and how the table is kept (`TableSpec`).
     """
 
     topology_id: str
@@ -64,6 +67,7 @@ class TopologyContext:
     host: str = ""
     resource: Any = None
     states: Mapping[str, MapState[Any, Any]] = field(default_factory=dict, repr=False)
+    open_table: Callable[[], tuple[Any, Any]] | None = field(default=None, repr=False)
 
     def state(self, name: str) -> MapState[Any, Any]:
         """Return the state that the bolt declares under this name, for this task and attempt. Raises
@@ -293,14 +297,38 @@ class StateCommitter(BatchBolt, Committer):
     reducers: Mapping[str, Reducer]
     order_by: Sequence[str] = ()
     """For a `SqlTable`: the fields that order the rows of one key in a batch."""
-    horizon: int | None = None
-    """For a state with `keep`: rows of a time before this, in seconds since 1970, are late. The engine sets
-    it for each attempt."""
+    horizon: Any = None
+    """What the state's table has among the batch's horizons: with `keep`, rows of a time before this, in
+    seconds since 1970, are late. The engine sets it for each attempt."""
 
     @abstractmethod
     def deltas(self) -> pa.Table:
         """Return what this task has folded; called once, after its last tuple. One row per key: the key
-        columns, then one delta per value column, then what the reducers need to merge them."""
+        columns, then one delta per value column, then what the reducers need to merge them. The metadata of
+        the schema are told to the state's `HorizonKeeper`."""
+
+
+class TableReader(BatchBolt):
+    """A BatchBolt that reads the table of a state's bolt in its topology, as it was before its batch.
+
+    The batches of such a topology are processed one at a time, each once the one before it is committed, so
+    `read` of a store has all of that and nothing of a later one. What the table's bolt gets in the bolt's own
+    batch is not in the table yet; the reader may subscribe to it as well (`follow`).
+    """
+
+    reads: str
+    """The component of the state's bolt."""
+    table: StateCommitter
+    """That bolt, once `build` has found it."""
+
+    def follow(self, inputs: Sequence[Grouping], own: Sequence[Grouping]) -> Sequence[Grouping]:
+        """Return further subscriptions, to be added to the `own`; `inputs` are those of the table's bolt.
+        Called on the driver, perhaps several times, before `declare_output_fields`."""
+        return ()
+
+    def check_table(self, semantics: Semantics, *, sets_aside: bool) -> None:
+        """Raise TopologyError for a table that this bolt cannot read, kept with these semantics, in a
+        topology that asks for dead letters (`sets_aside`) or not."""
 
 
 class MergeableBolt(BatchBolt):

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
 from txstream.api.bolt_checks import check_bolt, check_methods, check_shipping, warn_of_uncalled
-from txstream.api.bolts import BatchBolt, Bolt, Committer, OutputFieldsDeclarer
+from txstream.api.bolts import BatchBolt, Bolt, Committer, OutputFieldsDeclarer, StateCommitter, TableReader
 from txstream.api.declarer import BoltDeclarer, check_number
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.schema import format_schema, format_type
@@ -100,7 +100,7 @@ class GraphBuilder:
                     f"component {name!r} has no input; call a grouping on it, for example "
                     f".shuffle_grouping({known[0]!r})"
                 )
-            for grouping in declared.declarer.inputs:
+            for grouping in self._inputs(name):
                 if grouping.component not in known:
                     raise TopologyError(
                         f"component {name!r} subscribes to {grouping.component!r}, which does not exist; "
@@ -110,9 +110,7 @@ class GraphBuilder:
         done = set(self._spouts)
         left = dict(self._bolts)
         while left:
-            ready = [
-                name for name, bolt in left.items() if all(g.component in done for g in bolt.declarer.inputs)
-            ]
+            ready = [name for name in left if all(g.component in done for g in self._inputs(name))]
             if not ready:
                 raise TopologyError(f"a cycle: {self._cycle(left)}; a batch would never be finished")
             for name in ready:
@@ -125,14 +123,29 @@ class GraphBuilder:
         """Return one cycle among components that wait for each other, in the direction of the tuples."""
         path = [next(iter(left))]
         while True:
-            above = next(g.component for g in left[path[-1]].declarer.inputs if g.component in left)
+            above = next(g.component for g in self._inputs(path[-1]) if g.component in left)
             if above in path:
                 return " -> ".join(map(repr, reversed([*path[path.index(above) :], above])))
             path.append(above)
 
+    def _inputs(self, name: str) -> Sequence[Grouping]:
+        """Return the subscriptions of a bolt, with those by which it follows a table."""
+        bolt, own = self._bolts[name].bolt, self._bolts[name].declarer.inputs
+        if not isinstance(bolt, TableReader):
+            return own
+        read = self._bolts.get(bolt.reads)
+        if read is None or not isinstance(read.bolt, StateCommitter):
+            tables = [one for one, given in self._bolts.items() if isinstance(given.bolt, StateCommitter)]
+            raise TopologyError(
+                f"component {name!r} reads the table of {bolt.reads!r}, which is no bolt that fills a table; "
+                f"those are {', '.join(map(repr, tables)) or 'none'}"
+            )
+        bolt.table = read.bolt
+        return [*own, *bolt.follow(read.declarer.inputs, own)]
+
     def _build_bolt(self, name: str, built: Mapping[str, Component]) -> Component:
         declared = self._bolts[name]
-        inputs = tuple(declared.declarer.inputs)
+        inputs = tuple(self._inputs(name))
         schemas = [_input_schema(name, grouping, built[grouping.component]) for grouping in inputs]
         tasks = declared.declarer.tasks
         if tasks is not None and tasks < declared.parallelism:
@@ -295,6 +308,15 @@ class TransactionalTopologyBuilder(GraphBuilder):
         components = self._components(stacklevel)
         states, map_states = check_states(self._spout.semantics, components)
         check_keep(components, map_states, sets_aside=self._dead_letters is not None)
+        readers = [one.instance for one in components if isinstance(one.instance, TableReader)]
+        for reader in readers:
+            kept = next(semantics for bolt, semantics in states if bolt is reader.table)
+            reader.check_table(kept, sets_aside=self._dead_letters is not None)
+        if self._commit == "driver" and readers:
+            raise TopologyError(
+                f"table {readers[0].table.state.table!r} is read by executors, but commit='driver' says that "
+                f"they reach no database; leave commit out"
+            )
         if self._commit == "driver" and map_states:
             use = map_states[0]
             raise TopologyError(
@@ -304,7 +326,7 @@ class TransactionalTopologyBuilder(GraphBuilder):
         return Topology(
             id=self._id,
             components=components,
-            max_spout_pending=self._max_spout_pending,
+            max_spout_pending=1 if readers else self._max_spout_pending,
             message_timeout_seconds=self._message_timeout_seconds,
             max_attempts=self._max_attempts,
             settings=self._settings,

@@ -10,9 +10,10 @@ none will write one again. So a removal need not be undone, and may be repeated,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -30,8 +31,32 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST = int((datetime(1, 1, 2, tzinfo=UTC) - _EPOCH).total_seconds())
 """Databases and drivers disagree about years before the first."""
 
-Horizons = Mapping[str, int]
-"""By table, in seconds since 1970: what is older is late."""
+Horizons = Mapping[str, Any]
+"""By table. For `keep` in seconds since 1970: what is older is late. A state that decides itself has JSON
+values of its own there."""
+
+
+class HorizonKeeper(ABC):
+    """Decides what a state's table has among the horizons of each batch, on the driver; see
+    `SqlState.horizon_keeper`. What tasks find out about the records of a batch comes back to it: the metadata
+    of the schema of their deltas. Each leader makes a new one. A batch may be planned, and planned again,
+    while earlier ones are open, so `next` and the two other methods are called from different threads."""
+
+    @abstractmethod
+    def next(self, before: Any, taken: Collection[str], waiting: Collection[str], now: float) -> Any:
+        """Return the horizon of a batch that is planned `now` (seconds since 1970), as JSON values: an
+        object. `before` is that of the batch before; None if it has none. `taken` are the partitions of which
+        the batch has records, `waiting` those of which it has none although there were some, or may be."""
+
+    @abstractmethod
+    def learned(self, horizon: Any, told: Sequence[Mapping[bytes, bytes]]) -> Any:
+        """Return what the ledger is to keep beside a batch with this horizon, as JSON values, from what its
+        tasks have told. Changes nothing: its commit may still fail. Called in the order of txids."""
+
+    @abstractmethod
+    def committed(self, txid: int, learned: Any) -> None:
+        """Learn what the ledger has of a committed batch: of the last one, when a leader begins, then of each
+        one that is committed."""
 
 
 def keep_seconds(table: str, keep: str) -> int:
@@ -101,20 +126,26 @@ def late_words(table: str, column: str, data_type: pa.DataType, horizon: int) ->
     return f"table {table!r} keeps no row whose {column!r} is before {limit_of(data_type, horizon)} any more"
 
 
-def refuse_late(state: SqlState, horizon: int | None, chunk: Chunk) -> None:
+def refuse_late(state: SqlState, horizon: Any, chunk: Chunk) -> None:
     """Raise LateRecordError for tuples of a time before the horizon of the state's table."""
-    if horizon is None or state.keep_on is None:
+    first = state.keeps_from(horizon)
+    if first is None or state.keep_on is None:
         return
     column = chunk.batch.column(chunk.index[state.keep_on])
-    late = late_rows(column, horizon)
-    if late is None:
-        return
+    late = late_rows(column, first)
+    if late is not None:
+        raise late_error(chunk, late, late_words(state.table, state.keep_on, column.type, first))
+
+
+def late_error(chunk: Chunk, late: pa.Array, words: str) -> LateRecordError:
+    """Return the error about those tuples of a chunk that are late. Its words hold no data, and are the same
+    for all."""
     rows = chunk.batch.filter(late)
-    error = LateRecordError(late_words(state.table, state.keep_on, column.type, horizon))
+    error = LateRecordError(words)
     error.places = _places(rows, chunk)
     if rows.num_rows == chunk.batch.num_rows:
         error.only_late_from = chunk.source_component
-    raise error
+    return error
 
 
 def _places(rows: pa.RecordBatch, chunk: Chunk) -> Sequence[tuple[str, int]]:

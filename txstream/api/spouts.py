@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
@@ -98,6 +98,9 @@ class PartitionCoordinator(ABC, Generic[Meta]):
     untaken_records: int | None = None
     """How many records the last `plan` saw and did not take, over all partitions; None if it cannot tell
     without asking again. Only for the ledger, to show the lag later."""
+
+    passed_over: Collection[str] = ()
+    """The partitions of which the last `plan` saw records and took none."""
 
     held_back: Mapping[str, HeldBack] = MappingProxyType({})
     """Which partitions have records that the last `plan` or `targets` saw and that cannot be read yet. A run

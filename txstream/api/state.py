@@ -11,7 +11,8 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import pyarrow as pa
 
@@ -19,6 +20,9 @@ from txstream.api.retention import keep_seconds, time_column
 from txstream.api.schema import format_schema, format_type, parse_schema
 from txstream.core.errors import TopologyError
 from txstream.core.semantics import Semantics
+
+if TYPE_CHECKING:
+    from txstream.api.retention import HorizonKeeper
 
 _PARAMETER = re.compile(r"(toast\.)?[a-z][a-z0-9_]*", re.ASCII)
 TXID_COLUMN = "txid"
@@ -94,7 +98,7 @@ class SqlState:
                 f"state table {self.table!r}: cache_rows is {self.cache_rows!r}; it must be a whole number, "
                 f"0 for no cache"
             )
-        object.__setattr__(self, "key_schema", parse_schema(self.key))
+        object.__setattr__(self, "key_schema", self._keys())
         object.__setattr__(self, "value_schema", self._values())
         object.__setattr__(self, "defaults", dict(self.defaults))
         object.__setattr__(self, "storage", dict(self.storage))
@@ -103,8 +107,37 @@ class SqlState:
         self._check_storage()
         self._check_keep()
 
+    def _keys(self) -> pa.Schema:
+        return parse_schema(self.key)
+
     def _values(self) -> pa.Schema:
         return parse_schema(self.value)
+
+    # --- what a state of your own may decide with each batch ----------------------------------------
+
+    marks: ClassVar[tuple[str, str] | None] = None
+    """A boolean value column, and a value column of time. Each commit sets the first in the rows whose time
+    is not after `marks_until`, in its own transaction, behind all that the batch writes."""
+
+    def horizon_keeper(self) -> HorizonKeeper | None:
+        """Return what decides the table's horizon in each batch; None: `keep` and the clock do."""
+        return None
+
+    def marks_until(self, horizon: Any) -> datetime | None:
+        """Return up to which time a batch with this horizon marks rows; None: it marks none."""
+        return None
+
+    def keeps_from(self, horizon: Any) -> int | None:
+        """Return the time, in seconds since 1970, before which a batch with this horizon takes no row of
+        `keep_on` any more; None if it takes all."""
+        return None if self.keep is None else horizon
+
+    @property
+    def sets_aside(self) -> str | None:
+        """Which argument makes dead letters of records that come late; None if none does."""
+        return None if self.keep is None else f"keep={self.keep!r}"
+
+    # --- checks -------------------------------------------------------------------------------------
 
     def _check_keep(self) -> None:
         if self.keep is not None:

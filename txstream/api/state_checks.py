@@ -64,11 +64,12 @@ def check_keep(
     """Raise TopologyError for a table with `keep` of which late records could not be set aside. `sets_aside`:
     the topology asks for dead letters."""
     for use in uses:
-        if use.state.keep is not None:
+        if use.state.sets_aside is not None:
             raise TopologyError(
-                f"component {use.component!r} (state {use.name!r}): table {use.state.table!r} has keep, but "
-                f"a bolt that writes rows itself runs in the commit phase, where no late record can be set "
-                f"aside; keep its rows for ever, or fill the table by SqlStateBolt or SqlAppendBolt"
+                f"component {use.component!r} (state {use.name!r}): table {use.state.table!r} has "
+                f"{use.state.sets_aside}, but a bolt that writes rows itself runs in the commit phase, where "
+                f"no late record can be set aside; leave that out, or fill the table by SqlStateBolt or "
+                f"SqlAppendBolt"
             )
     tables: set[str] = set()
     below_frames: set[str] = set()
@@ -77,7 +78,7 @@ def check_keep(
         if isinstance(component.instance, DataFrameBolt) or above & below_frames:
             below_frames.add(component.id)
         state = component.instance.state if isinstance(component.instance, StateCommitter) else None
-        if state is None or state.keep is None:
+        if state is None or state.sets_aside is None:
             continue
         why = ""
         if component.below_committer:
@@ -96,7 +97,7 @@ def check_keep(
             why = "another database has a table with keep of the same name; give each a name of its own"
         if why:
             raise TopologyError(
-                f"component {component.id!r}: table {state.table!r} has keep={state.keep!r}, but {why}"
+                f"component {component.id!r}: table {state.table!r} has {state.sets_aside}, but {why}"
             )
         tables.add(state.table)
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import pyarrow as pa
 
-from txstream.api.bolts import Bolt, StateCommitter
+from txstream.api.bolts import Bolt, StateCommitter, TableReader
 from txstream.api.groupings import Grouping
 from txstream.api.spouts import SourceSpout
 from txstream.api.state import SqlState
@@ -154,6 +154,11 @@ class Topology:
         """For how many seconds tables keep rows, by table; those that keep them for ever are not there."""
         states = (bolt.state for bolt, _ in self.states)
         return {state.table: state.keep_seconds for state in states if state.keep_seconds is not None}
+
+    @functools.cached_property
+    def table_readers(self) -> Mapping[str, TableReader]:
+        """The bolts that read a table of the topology, by component."""
+        return {one.id: one.instance for one in self.bolts if isinstance(one.instance, TableReader)}
 
     @property
     def at_once(self) -> str:

@@ -226,6 +226,11 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
             f"{counted(stands.dead_letters, 'record')} left out{late}; "
             f"`txstream dead-letters list {topology_id}` says why"
         )
+    watermark = stands.watermark
+    if watermark.at is not None or watermark.held_by:
+        at = "none yet" if watermark.at is None else shown_time(watermark.at) or ""
+        held = f", held back by {', '.join(map(escaped, watermark.held_by))}" if watermark.held_by else ""
+        lines["watermark"] = f"{at}{held}"
     if found.failing is not None:
         lines["retrying" if found.failing.may_pass else "failing"] = failing_text(found.failing)
     cli.print_pairs(lines)

@@ -63,7 +63,7 @@ class BatchMetas(Generic[Meta]):
     begun: Collection[str] = field(default=(), compare=False)
     lag_records: int | None = field(default=None, compare=False)
     ahead: Mapping[str, bytes] = field(default_factory=lambda: _EMPTY, repr=False, compare=False)
-    horizons: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
+    horizons: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
     # The result of `MetaCodec.encode`, kept because the plan's check, the ledger and ZooKeeper all need it.
     _encoded: list[Encoded] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -111,7 +111,7 @@ class BatchMetas(Generic[Meta]):
             horizons=self.horizons,
         )
 
-    def with_horizons(self, horizons: Mapping[str, int]) -> BatchMetas[Meta]:
+    def with_horizons(self, horizons: Mapping[str, Any]) -> BatchMetas[Meta]:
         """Return the same batch with these horizons."""
         return dataclasses.replace(self, horizons=horizons)
 
@@ -291,10 +291,11 @@ def _decode_retried(document: Any, where: str) -> tuple[LetterKey, ...]:
     return tuple(LetterKey(Txid(txid), place) for txid, place in pairs)
 
 
-def _decode_horizons(document: Any, where: str) -> Mapping[str, int]:
-    if not isinstance(document, dict) or any(type(seconds) is not int for seconds in document.values()):
+def _decode_horizons(document: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(document, dict) or any(type(one) not in (int, dict) for one in document.values()):
         raise CorruptStateError(
-            f"{where}: 'horizons' is a JSON object of seconds by table, found {document!r:.200}"
+            f"{where}: 'horizons' is a JSON object of seconds, or of objects, by table, found "
+            f"{document!r:.200}"
         )
     return document or _EMPTY
 

@@ -63,7 +63,7 @@ class Plan(Generic[Meta]):
     txid: Txid
     last: Mapping[str, Meta]
     replay: bool
-    horizons: Mapping[str, int] = field(default_factory=dict)
+    horizons: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,9 @@ address that was typed and how many partitions to show, and returns a context ma
 and the URL where the numbers are."""
 SMALL_BATCHES: Final = "txstream.small_batches"
 """Of what processes small batches without a Spark job: the object `spark` makes a `SmallBatches`."""
+SETTLERS: Final = "txstream.settlers"
+"""Of what finishes an operator's change that a crash broke off: an object is called with an `Unsettled` at
+every start of batches, once all fences are raised and before it is read where the topology is."""
 TASKS: Final = "txstream.tasks"
 """Of what runs topologies, on workers: a name is a topology's `tier`, its object a `TaskTier`."""
 VIEWS: Final = "txstream.views"

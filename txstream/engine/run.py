@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from txstream.api.topology import BATCHES, Topology
-from txstream.core.entry_points import TIERS, WATCHERS, every, load
+from txstream.core.entry_points import SETTLERS, TIERS, WATCHERS, every, load
 from txstream.core.errors import BoltError, CorruptStateError, TxstreamError, UsageError
 from txstream.core.fault_points import CrashError, PointListener, nobody_listens
 from txstream.core.tabular import html_table
@@ -81,7 +81,7 @@ class RunningTopology:
                 listener=listener,
                 watcher=Watchers(told) if told else None,
             )
-        self.driver: Driver[Any] = Driver(services, tier)
+        self.driver: Driver[Any] = Driver(services, tier, every(SETTLERS, "settler"))
         for watcher in told:
             watcher.attached(self.driver)
         self._has_ended = False

@@ -51,10 +51,16 @@ if TYPE_CHECKING:
         top as top,
     )
     from txstream.plugins.audit.fsck_run import fsck as fsck
+    from txstream.plugins.audit.key_differences import KeyDifference as KeyDifference
     from txstream.plugins.audit.provenance import (
         Why as Why,
         WhyPart as WhyPart,
         why as why,
+    )
+    from txstream.plugins.audit.record_wait import (
+        NotKnownError as NotKnownError,
+        RecordFate as RecordFate,
+        wait_for as wait_for,
     )
     from txstream.plugins.audit.recover_from_ledgers import recover as recover
     from txstream.plugins.audit.replaying import (
@@ -70,6 +76,7 @@ _HOMES = {
     "txstream.plugins.audit.fsck_run": ("fsck",),
     "txstream.inspect.ledgers": ("UnknownTxidError", "batch", "batches"),
     "txstream.inspect.overview": ("status", "topologies"),
+    "txstream.plugins.audit.record_wait": ("NotKnownError", "RecordFate", "wait_for"),
     "txstream.plugins.audit.recover_from_ledgers": ("recover",),
     "txstream.inspect.records": (
         "Batch",
@@ -92,6 +99,7 @@ _HOMES = {
         "TopologySummary",
     ),
     "txstream.inspect.databases": ("UnknownTopologyError", "opened"),
+    "txstream.plugins.audit.key_differences": ("KeyDifference",),
     "txstream.plugins.audit.provenance": ("Why", "WhyPart", "why"),
     "txstream.plugins.audit.replaying": ("BatchReplay", "Replay", "ReplayChange", "TableReplay", "replay"),
     "txstream.inspect.tables": ("diff", "get", "states", "top"),

@@ -104,6 +104,13 @@ class Databases:
         listed = {place_of(url) for fence in self.fences.values() if fence for url in databases_of(fence)}
         return [one for one in self.missing if not listed or place_of(one.database) in listed]
 
+    def require(self, url: str) -> StateBackend:
+        """As `at`. Raises ServiceUnavailableError if it is not open."""
+        found = self.at(url)
+        if found is None:
+            raise ServiceUnavailableError(f"database {without_password(url)} is not open")
+        return found
+
     def listed_twice(self) -> list[tuple[str, str]]:
         """Return pairs of URLs that one fence lists as two databases and that are one."""
         from txstream.state import place_of

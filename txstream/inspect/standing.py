@@ -16,6 +16,7 @@ from txstream.inspect.left_out import newest_left_out, number_dead, number_late
 from txstream.inspect.overview import look, status_of
 from txstream.inspect.plain_metas import PlainCodec
 from txstream.inspect.source import SourceNow, begin_to_ask
+from txstream.inspect.watermarks import Watermark, least_of, watermarks_in
 from txstream.zookeeper import ENDED
 
 if TYPE_CHECKING:
@@ -51,6 +52,11 @@ class Standing:
         return max(
             (one.last for one in self.snapshot.databases if one.last), key=lambda row: row.txid, default=None
         )
+
+    @property
+    def watermark(self) -> Watermark:
+        """Up to which time the windows of all tables that have some are closed."""
+        return least_of({} if self.last is None else watermarks_in(self.last.metas.get("horizons", {})))
 
     @property
     def last_error(self) -> FailedAttempt | None:
@@ -129,6 +135,8 @@ def standing_document(found: Standing) -> dict[str, Any]:
         },
         "dead_letters": found.dead_letters,
         "late_records": found.late_records,
+        "watermark": document(found.watermark.at),
+        "watermark_held_by": list(found.watermark.held_by),
         "failing": None if status.failing is None else failing_document(status.failing),
         "waiting": document(status.waiting),
         "trees": status.trees,

@@ -57,6 +57,9 @@ class StateBackend(ABC):
     """Is a row whose `REMOVED` is not false hidden from people, and do its transactions have
     `forget_removed`? If not, a topology with a table that has `removed_by` here is refused."""
 
+    marks_rows: ClassVar[bool] = False
+    """Do its transactions have `mark`? If not, a topology with a table that has `marks` here is refused."""
+
     # --- at start -----------------------------------------------------------------------------------
 
     @abstractmethod

@@ -20,6 +20,8 @@ Invariants:
 - What a removed row was is kept until the next batch is committed. From then on nothing undoes its removal.
 - What a commit removes because it is too old lies before the horizon of the batch before, which is committed
   in every store. No attempt of this batch or a later one may write such a row, so a removal is never undone.
+- The rows that a batch marks are marked behind all its writes, by the transaction that writes `committed`. In
+  an opaque table they carry its txid and their `prev_` from then on, so what undoes its writes undoes that.
 - Tables are taken in the order of their names, so that no two transactions deadlock.
 - Non-transactional topologies raise no fence, undo nothing and begin nothing; their ledger only informs. Only
   `txstream compare` gives one dead letters.
@@ -112,6 +114,12 @@ class StateTransaction(DeadLetterTransaction, ABC):
 
         Raises TxidRegressionError for a row that is newer, StateValueError for a value that does not fit.
         """
+
+    def mark(self, attempt: TransactionAttempt, spec: TableSpec, until: datetime) -> None:
+        """Set the boolean column of `spec.state.marks` in all rows in which the column of time beside it is
+        not after `until`, as `write` would: they carry the txid then, and in an opaque table their values of
+        before. Marked rows stay as they are. Optional: see `StateBackend.marks_rows`."""
+        raise NotImplementedError(f"{type(self).__name__} marks nothing")
 
     def remove_expired(self, spec: TableSpec, horizon: int, most: int) -> None:
         """Remove rows whose `spec.state.keep_on` lies before the horizon, in seconds since 1970: all of them,
@@ -279,6 +287,11 @@ class TopologyStates:
         return [(spec, self.store.prepare(spec, deltas)) for spec, deltas in sorted(writes, key=_name)]
 
     def _write_committed(self, here: StateTransaction, commit: Commit, keys: int) -> None:
+        horizons = commit.metas.get("horizons", {})
+        for spec in sorted(self.life.tables, key=lambda spec: spec.state.table):
+            until = spec.state.marks_until(horizons.get(spec.state.table))
+            if until is not None:
+                here.mark(commit.attempt, spec, until)
         row = self._row(commit, COMMITTED, keys)
         here.write_batch(row)
         if commit.letters and row.committed_at is not None:
@@ -332,8 +345,8 @@ class TopologyStates:
         for spec in sorted(self.life.tables, key=lambda spec: spec.state.table):
             if spec.state.removed_by is not None:
                 here.forget_removed(spec, commit.attempt.txid)
-            horizon = commit.horizons.get(spec.state.table)
-            if horizon is not None and spec.state.keep is not None:
+            horizon = spec.state.keeps_from(commit.horizons.get(spec.state.table))
+            if horizon is not None:
                 here.remove_expired(spec, horizon, max(_REMOVED_AT_LEAST, 2 * rows))
 
     def _restore(self, here: StateTransaction, attempt: TransactionAttempt) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from txstream.api.state import PREV_PREFIX, TXID_COLUMN, OnConflict
+from txstream.core.errors import UsageError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid
 from txstream.state.records import BatchRecord, TableSpec
@@ -128,6 +129,12 @@ class StateReading(ABC):
     @abstractmethod
     def top(self, table: str, n: int) -> list[StoredRow]:
         """Return the `n` rows with the greatest first value, greatest first; equal ones by key."""
+
+    def whole(self, table: str) -> Iterable[pa.Table]:
+        """Yield all rows as of the last committed batch in parts, each with every column of the table, the
+        framework's and those of removed rows among them. Of a row that an unfinished batch has written, only
+        key and values are known: the others are null. Optional: a store that does not know raises."""
+        raise UsageError(f"{type(self).__name__} cannot read a whole table; look at it with its own tools")
 
     @abstractmethod
     def written_by(self, table: str, txid: int, limit: int | None = None) -> list[StoredRow]:

@@ -114,7 +114,7 @@ class Commit:
     after: AttemptId | None = None
     letters: Sequence[DeadLetter] = ()
     retried: Sequence[LetterKey] = ()
-    horizons: Mapping[str, int] = field(default_factory=dict)
+    horizons: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pyarrow.parquet as pq
 import pytest
@@ -84,6 +85,38 @@ def test_changed_code_is_different_by_key(desk: Settings, capsys: pytest.Capture
     assert changes["new"]["written"] is None
     assert changes["new"]["replayed"]["n"] > 0
     assert set(changes) <= set(shown)
+
+
+def test_other_code_is_compared_with_productions_for_a_ci_job(
+    desk: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "changed.py").write_text(
+        "import counting\n\ndef made(changed: bool = True):\n    return counting.made(changed)\n"
+    )
+    code = ("replay", "words", "1..2", "--code", "changed:made", "--junit", "out.xml")
+    status, out, err = typed(capsys, *code)
+    assert (status, "3 keys would differ; 3 shown" in err) == (1, True), err
+    table = [line.split() for line in out.splitlines() if line.strip().startswith("words ")]
+    assert ["words", "end", "written", "1", "n", "-1,", "longest", "-3"] in table
+    suite = ElementTree.parse(tmp_path / "out.xml").getroot()
+    assert suite.attrib == {
+        "name": "txstream replay words", "tests": "2", "failures": "2", "errors": "0", "skipped": "0",
+    }  # fmt: skip
+    cases = [(one.get("classname"), one.get("name")) for one in suite]
+    assert cases == [("txid 1", "words"), ("txid 2", "words")]
+    assert "end: n -1, longest -3, only written, in 1 batch" in "".join(suite.itertext())
+    status, out, _ = typed(capsys, *code, "--json")
+    document = json.loads(out)
+    assert document["differing"] == 3
+    by = {one["key"]["word"]: one["by"]["n"] for one in document["differences"]}
+    assert by == {"the": 3, "new": 3, "end": -1}
+    same = ("--code", "changed:made", "-p", "changed=false", "--junit", "out.xml")
+    assert typed(capsys, "replay", "words", "1..2", *same)[0] == 0
+    assert ElementTree.parse(tmp_path / "out.xml").getroot().get("failures") == "0"
+    for file in (tmp_path / "lines").iterdir():
+        file.unlink()
+    status, _, err = typed(capsys, *code)
+    assert (status, ElementTree.parse(tmp_path / "out.xml").getroot().get("errors")) == (1, "1"), err
 
 
 def test_tuples_are_shown_and_saved(

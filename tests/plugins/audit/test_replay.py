@@ -21,8 +21,10 @@ from txstream.api.topology import Topology
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
 from txstream.core.errors import DataLostError, UsageError
+from txstream.core.transaction import Txid
 from txstream.examples.accounts import graph
-from txstream.plugins.audit.dry_runs import DryRuns, dry_runs
+from txstream.plugins.audit.dry_runs import DryRuns, ReplayedTable, dry_runs
+from txstream.plugins.audit.key_differences import KeyDifferences
 from txstream.plugins.audit.replaying import combined
 from txstream.settings import Settings
 from txstream.spouts.memory import MemoryCoordinator, MemorySpout
@@ -135,6 +137,51 @@ def test_changed_code_is_told_by_key(source: MemorySpout, database: str) -> None
         "the": ({"n": 1, "longest": 3}, {"n": 3, "longest": 3}, {"n": 5, "longest": 3}),
     }
     assert len(inspect.replay(topology(source, Changed), 2, settings, changes=1).tables[0].changes) == 1
+
+
+def test_productions_code_tells_by_how_much_each_key_of_every_batch_would_differ(
+    source: MemorySpout, database: str
+) -> None:
+    settings = run(topology(source), database)
+    last = len(inspect.batches("words", settings))
+    lines = [line for part in LINES.values() for line in part]
+    truth = {"the": 3, "new": 3, "end": -sum(line.split().count("end") for line in lines)}
+    assert truth["the"] == sum("the" in line for line in lines)
+
+    def replayed(production: Topology | None) -> inspect.Replay:
+        other = topology(source, Changed)
+        return inspect.replay(other, 1, settings, last=last, production=production)
+
+    found = replayed(topology(source))
+    assert {one.key["word"]: one.by["n"] for one in found.differences} == truth
+    only = {one.key["word"]: one.only for one in found.differences}
+    assert only == {"the": None, "new": "replayed", "end": "written"}
+    assert [one.size for one in found.differences] == [3.0, 3.0, 3.0]
+    assert (found.differing, {table.untold for table in found.tables}) == (3, {0})
+    alone = replayed(None)
+    assert sum(table.untold for table in alone.tables) > 0, "later batches have changed rows since"
+    assert replayed(topology(source, Changed)) == alone, "what did not run then is not taken for production's"
+    fewer = inspect.replay(topology(source, Changed), 1, settings, last=last, changes=1)
+    assert (len(fewer.differences), fewer.differing) == (1, alone.differing)
+
+
+def test_the_largest_differences_come_first_and_are_put_together_by_reducer() -> None:
+    state = SqlState("t", key="k string", value="n bigint, most bigint, word string")
+    bolt = SqlStateBolt(state, n=Count(), most=Max("most"), word=Max("word"))
+    table = ReplayedTable("t", "store", bolt, None)
+    gathered = KeyDifferences()
+    for txid, (n, most) in enumerate([(2, 5), (3, 9)], 1):
+        rows = [
+            (("small",), None, {"n": 1, "most": 1, "word": "a"}, {"n": 2, "most": 1, "word": "a"}),
+            (("large",), None, None, {"n": -n, "most": most, "word": None}),
+            (("text",), None, {"n": 1, "most": 1, "word": "a"}, {"n": 1, "most": 1, "word": "b"}),
+        ]
+        gathered.add(table, Txid(txid), rows)
+    assert [(one.key["k"], one.by, one.only, one.txids) for one in gathered.largest(9)] == [
+        ("large", {"n": -5, "most": 9}, "replayed", (1, 2)),
+        ("small", {"n": 2}, None, (1, 2)),
+        ("text", {"word": None}, None, (1, 2)),
+    ]
 
 
 def test_what_later_batches_have_changed_is_counted(source: MemorySpout, database: str) -> None:

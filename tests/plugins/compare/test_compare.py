@@ -55,7 +55,7 @@ from txstream.plugins.compare.report import (
 from txstream.plugins.compare.run import Outcome, Rows
 from txstream.plugins.compare.schedule import SCHEDULES, Fault, Injector, load_schedule
 from txstream.plugins.compare.timeline import Made, Timeline
-from txstream.plugins.compare.truth import _OnlyTheSourceKnowsError, _row, folded_truth
+from txstream.plugins.compare.truth import _decoded, _OnlyTheSourceKnowsError, _row, folded_truth
 from txstream.plugins.notebook.attempt_chart import Fate
 from txstream.plugins.proof.simulation.determinism import NotDeterministicError
 from txstream.plugins.proof.simulation.variant import (
@@ -431,6 +431,9 @@ def test_records_are_rows_without_the_products_reader() -> None:
     assert list(_row(with_nulls, tombstone)) == [None, None, None, None, 7]
     with pytest.raises(ValueError, match="without a value"):
         _row(as_json, tombstone)
+    skipping = KafkaSource("t", decode=Decode("json", schema, tombstones="skip"), kafka_columns=["offset"])
+    read = _decoded(skipping, {"t/3": [tombstone, record]}, sets_aside=False)
+    assert read.rows["t/3"].column("offset").to_pylist() == [7]
     dated = KafkaSource("t", decode=Decode("json", "user date"))
     order = {"type": "record", "name": "Order", "fields": [{"name": "user", "type": "string"}]}
     values = KafkaSource("t", decode=Decode("avro", order))

@@ -37,8 +37,11 @@ def bare_environment() -> dict[str, str]:
 
 
 @pytest.mark.soak
-def test_its_own_tests_pass_and_fail_with_the_code(here: Path) -> None:
-    assert main(["init", "counts"]) == 0
+@pytest.mark.parametrize(
+    ("template", "right", "wrong"), [("counts", ".lower()", ""), ("mirror", "op = 'd'", "op = 'x'")]
+)
+def test_its_own_tests_pass_and_fail_with_the_code(here: Path, template: str, right: str, wrong: str) -> None:
+    assert main(["init", "counts", "--template", template]) == 0
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
         command, cwd=here / "counts", env=bare_environment(), capture_output=True, text=True, check=False
@@ -46,16 +49,19 @@ def test_its_own_tests_pass_and_fail_with_the_code(here: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
     code = here / "counts" / "counts.py"
-    code.write_text(code.read_text(encoding="utf-8").replace(".lower()", ""), encoding="utf-8")
+    code.write_text(code.read_text(encoding="utf-8").replace(right, wrong), encoding="utf-8")
     done = subprocess.run(
         command, cwd=here / "counts", env=bare_environment(), capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert "1 failed, 1 passed" in done.stdout
+    assert ("1 failed, 1 passed" if template == "counts" else "2 failed") in done.stdout
 
 
-def test_all_files_are_there_and_are_what_they_say(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", "counts", "--json"]) == 0
+@pytest.mark.parametrize("template", ["counts", "mirror"])
+def test_all_files_are_there_and_are_what_they_say(
+    here: Path, capsys: pytest.CaptureFixture[str], template: str
+) -> None:
+    assert main(["init", "counts", "--json", "--template", template]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["folder"] == str(here / "counts")
     found = sorted(str(p.relative_to(here / "counts")) for p in (here / "counts").rglob("*") if p.is_file())
@@ -97,8 +103,9 @@ def test_the_topology_and_the_settings_are_understood(here: Path, monkeypatch: p
     assert tomllib.loads(file.read_text(encoding="utf-8"))["database"] == given.database
 
 
-def test_its_code_passes_this_projects_own_lint(here: Path) -> None:
-    make_project(here, "counts")
+@pytest.mark.parametrize("template", ["counts", "mirror"])
+def test_its_code_passes_this_projects_own_lint(here: Path, template: str) -> None:
+    make_project(here, "counts", template=template)
     ruff = [sys.executable, "-m", "ruff"]
     config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
     ignored = ["--ignore", "S101"]  # a test asserts

@@ -7,7 +7,7 @@ import socket
 import sqlite3
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,13 +22,17 @@ from support.tracked import Lines, words
 
 from txstream import (
     BatchFailedError,
+    Count,
     OpaqueSpout,
     OutputCollector,
     RichBolt,
     SqlAppendBolt,
     SqlTable,
     TransactionalTopologyBuilder,
+    Tumbling,
     Tuple,
+    WindowBolt,
+    WindowState,
 )
 from txstream.api.bolts import BasicBolt
 from txstream.api.spouts import HeldBack
@@ -111,6 +115,26 @@ def test_late_records_are_counted_by_table(tmp_path: Path) -> None:
             found = scrape(url)
     assert found["txstream_late_records_total", "visits"] == 3
     assert found["txstream_dead_letters_total", "store"] == 3
+
+
+def test_the_watermark_is_told_with_the_partitions_that_hold_it_back(tmp_path: Path) -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    times = {"p0": [0, 61, 122, 183, 244], "p1": [1, 2, 3, 4, 5]}
+    rows = {name: [(name, start + timedelta(minutes=one)) for one in some] for name, some in times.items()}
+    with MemorySpout("partition string, at timestamp", rows, max_records_per_partition=1) as source:
+        builder = TransactionalTopologyBuilder("w", "clicks", OpaqueSpout(source), max_spout_pending=1)
+        window = Tumbling("1h", time="at")
+        state = WindowState("clicks", key="partition string", value="n bigint", window=window, late="amend")
+        builder.set_bolt("count", WindowBolt(state, n=Count())).fields_grouping("clicks", "partition")
+        run = MeasuredRun(builder.build(), tmp_path / "state.db")
+        with scraped(run) as url:
+            run.wait_for(5)
+            found = scrape(url)
+    assert (
+        found["txstream_watermark_timestamp_seconds", "clicks"] == (start + timedelta(minutes=4)).timestamp()
+    )
+    held = {name: value for name, value in found.items() if name[0] == "txstream_watermark_held_back"}
+    assert held == {("txstream_watermark_held_back", "p1", "clicks"): 1}
 
 
 def test_failures_and_dead_letters_are_counted_by_component(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def test_the_example_keeps_every_promise_that_applies(guide: ModuleType, tmp_pat
     assert dict(report.not_applicable).keys() == {
         "other-processes-see-it",
         "expired-rows-are-removed",
+        "due-rows-are-marked",
         "removed-rows-are-hidden",
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from typing import Any
 
 from support.wrong_states.registry import breaks
@@ -95,6 +96,28 @@ class _Always:
                 return getattr(here, name)(*arguments)
 
         return ask
+
+
+@breaks("due-rows-are-marked")
+class MarksBeforeTheTime(MemoryBackend):
+    """A row of that very time is not marked."""
+
+    def _mark(self, here: Any, txid: Txid, spec: TableSpec, until: datetime) -> None:
+        super()._mark(here, txid, spec, until - timedelta(microseconds=1))
+
+
+@breaks("due-rows-are-marked")
+class MarksWithoutTheValuesOfBefore(MemoryBackend):
+    """A marked row forgets what it was before its batch."""
+
+    def _mark(self, here: Any, txid: Txid, spec: TableSpec, until: datetime) -> None:
+        rows = self._rows(here, spec)
+        before = dict(here.scan(rows))
+        super()._mark(here, txid, spec, until)
+        for key, (values, _, _) in before.items():
+            stored = here.get(rows, key)
+            if stored[0] != values:
+                here.put(rows, key, (stored[0], stored[1] and stored[0], stored[2]))
 
 
 @breaks("expired-rows-are-removed")

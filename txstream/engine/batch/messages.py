@@ -65,7 +65,7 @@ class WorkOrder:
     excluded: Mapping[str, Sequence[int]] = field(default_factory=dict)
     letters: Sequence[DeadLetter] = ()
     sought: Sought | None = None
-    horizons: Mapping[str, int] = field(default_factory=dict)
+    horizons: Mapping[str, Any] = field(default_factory=dict)
     ahead: Mapping[str, bytes] = field(default_factory=dict)
     spare: int = 0
     left_out: Sequence[tuple[str, int, str]] = ()

@@ -93,7 +93,7 @@ class TaskRuntime:
         send: Send,
         stopwatch: Stopwatch,
         committed: TransactionAttempt | None = None,
-        horizons: Mapping[str, int] | None = None,
+        horizons: Mapping[str, Any] | None = None,
         leaving: LeavingOut | None = None,
     ) -> None:
         self.spec = spec
@@ -128,6 +128,7 @@ class TaskRuntime:
                 host=process.host,
                 resource=process.resource(spec, self.bolt),
                 states=self._states.states,
+                open_table=self._states.open_table,
             )
             can_leave = isinstance(self.bolt, StateCommitter) or may_retry(self.bolt)
             self._leaving = leaving if can_leave else None

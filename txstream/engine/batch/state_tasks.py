@@ -8,7 +8,8 @@ only when every database has the task's writes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from txstream.engine.states.task_map_state import Load, Ownership, TaskMapState
 from txstream.engine.states.worker_databases import StorePlace
 
 if TYPE_CHECKING:
-    from txstream.state import TableSpec
+    from txstream.state import StateBackend, TableSpec
 
 _Share = tuple[StateBinding, list[tuple["TableSpec", pa.Table]]]
 
@@ -47,7 +48,11 @@ class TaskStates:
         self._bindings: Mapping[str, StateBinding] = process.plan.bindings.get(spec.id, {})
         self._caches: dict[str, StateCache] = {}
         self.states: dict[str, TaskMapState] = {}
+        self.open_table: Callable[[], tuple[StateBackend, TableSpec]] | None = None
         for name, binding in self._bindings.items():
+            if binding.is_read:
+                self.open_table = partial(self._opened, binding)
+                continue
             cache = self._take_cache(name, binding, committed)
             ownership = None
             if binding.grouped_by is not None:
@@ -98,10 +103,14 @@ class TaskStates:
     def _loader(self, binding: StateBinding) -> Load:
         def load(keys: pa.Table) -> pa.Table:
             with self._naming_the_host():
-                store = self._process.stores.get(binding.place, binding.topology)
-                return store.read(binding.spec, keys, before=self._attempt.txid)
+                store, spec = self._opened(binding)
+                return store.read(spec, keys, before=self._attempt.txid)
 
         return load
+
+    def _opened(self, binding: StateBinding) -> tuple[StateBackend, TableSpec]:
+        with self._naming_the_host():
+            return self._process.stores.get(binding.place, binding.topology), binding.spec
 
     @contextlib.contextmanager
     def _naming_the_host(self) -> Iterator[None]:

@@ -44,6 +44,7 @@ from txstream.core.readings import NOTHING_READ, Reading
 from txstream.core.transaction import AttemptId, Epoch, TransactionAttempt, Txid, epoch_of
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.batch.shares import StateWrite, TableDeltas
+from txstream.engine.commit.horizon_keepers import HorizonKeepers
 from txstream.engine.commit.state_targets import StateTarget, state_targets
 from txstream.state import AnswerLostError, Commit, TopologyStates
 from txstream.state.folding import new_fold
@@ -64,10 +65,12 @@ _KEPT_WAITS = 10
 
 
 class StateDeltas(NamedTuple):
-    """What a batch adds to a state, every key once, and the digest of that for the ledger."""
+    """What a batch adds to a state, every key once, the digest of that for the ledger, and what tasks have
+    told beside it."""
 
     table: pa.Table
     digest: TableDigest
+    told: Sequence[Mapping[bytes, bytes]] = ()
 
 
 Prepared = Mapping[str, StateDeltas]
@@ -106,7 +109,7 @@ class Committing:
     metas: Encoded
     batch: ProcessedBatch
     reached: Reached
-    horizons: Mapping[str, int] = field(default_factory=dict)
+    horizons: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ShareWriter(Protocol):
@@ -119,7 +122,8 @@ class BatchCommitter:
     """Commits processed batches. `wait_for` blocks, with backoff, until a check passes or the run ends.
     `committed_by` has the attempt that committed the last txid, according to ZooKeeper. `ended_before` is the
     epoch of the last driver that ended well, if one has noted that; `waits` returns the waits of the run that
-    have ended since it was called last. The ledger tells both, for the page's timeline."""
+    have ended since it was called last. The ledger tells both, for the page's timeline. `keepers` decide the
+    horizons."""
 
     def __init__(
         self,
@@ -131,7 +135,9 @@ class BatchCommitter:
         committed_by: Mapping[Txid, AttemptId | None] | None = None,
         ended_before: Epoch | None = None,
         waits: Callable[[], list[tuple[Wait, datetime]]] = list,
+        keepers: HorizonKeepers | None = None,
     ) -> None:
+        self.keepers = keepers or HorizonKeepers(topology)
         self._ended_before = ended_before
         self._take_waits = waits
         self._waits: list[tuple[Wait, datetime]] = []  # of no committed batch yet
@@ -156,7 +162,8 @@ class BatchCommitter:
         for component, bolt in self._bolts.items():
             if (component in self._fed_in_commit) is in_commit:
                 table = merged_deltas(component, bolt, [result])
-                found[component] = StateDeltas(table, digest_of(table, bolt.state.key_names))
+                told = [part.schema.metadata or {} for part in result.deltas.get(component, ())]
+                found[component] = StateDeltas(table, digest_of(table, bolt.state.key_names), told)
         return found
 
     def check(self, deltas: Prepared) -> None:
@@ -166,12 +173,12 @@ class BatchCommitter:
                 if component in deltas:
                     target.database.prepare(spec, deltas[component].table)
 
-    def refuse_late(self, deltas: Prepared, horizons: Mapping[str, int]) -> None:
+    def refuse_late(self, deltas: Prepared, horizons: Mapping[str, Any]) -> None:
         """Raise LateRecordError for a row that is older than its table keeps rows. Bolts have looked already,
         record by record; this is for those that do not."""
         for component, found in deltas.items():
             state = self._bolts[component].state
-            horizon = horizons.get(state.table)
+            horizon = state.keeps_from(horizons.get(state.table))
             if horizon is None or state.keep_on is None:
                 continue
             column = found.table.column(state.keep_on)
@@ -226,6 +233,10 @@ class BatchCommitter:
         attempt, reached = one.attempt, one.reached
         tables = {component: found.table for component, found in deltas.items()}
         own = [target.deltas(tables) for target in self._targets]
+        learned = self.keepers.learned(
+            one.metas.get("horizons", {}),
+            {self._bolts[component].state.table: found.told for component, found in deltas.items()},
+        )
         shared: list[int] = []
         if write is not None:
             shared = [at for at, tables in enumerate(own) if self._is_for_executors(attempt, at, tables)]
@@ -246,7 +257,7 @@ class BatchCommitter:
             mine = [] if at in shared else own[at]
             path = EXECUTORS if at in shared or at in begun else DRIVER
             digests[at] |= {table.spec.state.table: deltas[table.component].digest for table in own[at]}
-            commit = self._whole(one, path, mine, digests[at])
+            commit = self._whole(one, path, mine, digests[at], learned)
             if not at and one.batch.letters:
                 commit = replace(commit, letters=one.batch.letters)
             try:
@@ -356,7 +367,12 @@ class BatchCommitter:
         ]
 
     def _whole(
-        self, one: Committing, path: str, tables: Sequence[TableDeltas], digests: Digests | None = None
+        self,
+        one: Committing,
+        path: str,
+        tables: Sequence[TableDeltas],
+        digests: Digests | None = None,
+        learned: Mapping[str, Any] | None = None,
     ) -> Commit:
         attempt, batch = one.attempt, one.batch
         details: dict[str, Any] = {
@@ -379,6 +395,8 @@ class BatchCommitter:
             details["lag_records"] = batch.lag_records
         if batch.reading != NOTHING_READ:
             details["read"] = batch.reading.to_document()
+        if learned:
+            details["learned"] = dict(learned)
         if digests is not None:
             details["digests"] = {table: digest.to_document() for table, digest in digests.items()}
         return Commit(

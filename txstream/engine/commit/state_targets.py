@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from sqlalchemy.exc import ArgumentError
 
 from txstream.api.bolts import StateCommitter
 from txstream.api.reducers import Put
+from txstream.api.state import SqlState
 from txstream.api.topology import BATCHES, Component, StateUse, Topology
 from txstream.core.errors import TopologyError
 from txstream.engine.batch.shares import TableDeltas
@@ -116,7 +118,9 @@ def state_targets(
     def target(url: str, here: _Found) -> StateTarget:
         database = open_database(url)
         if not database.on_executors:
-            _refuse_executors(topology, database, () if in_this_process else here.written_by_bolts)
+            read = {one.table.state for one in topology.table_readers.values()}
+            by_bolts = {*here.written_by_bolts, *(t.state.table for t in here.tables if t.state in read)}
+            _refuse_executors(topology, database, () if in_this_process else by_bolts)
         return StateTarget(
             database,
             tuple(here.tables),
@@ -138,6 +142,11 @@ def state_targets(
                     f"{one.database.display_url} ({type(one.database).__name__}) cannot hide removed rows; "
                     f"keep it in a SQL database"
                 )
+            if spec.state.marks is not None and not one.database.marks_rows:
+                raise TopologyError(
+                    f"topology {topology.id!r}: {one.database.display_url} ({type(one.database).__name__}) "
+                    f"cannot mark rows of table {spec.state.table!r}; keep it in a SQL database"
+                )
             if spec.state.keep is not None and not one.database.removes_expired:
                 raise TopologyError(
                     f"topology {topology.id!r}: table {spec.state.table!r} has keep={spec.state.keep!r}, and "
@@ -154,16 +163,16 @@ def state_targets(
 
 
 def map_bindings(topology: Topology, uuid: str, targets: Sequence[StateTarget]) -> Bindings:
-    """Return the bindings of a topology's map states, on the driver. `targets` are its databases. Raises
-    ValueError when a table is in none of them, or in one that executors cannot open."""
+    """Return the bindings of the states that a topology's bolts read and write themselves, on the driver.
+    `targets` are its databases. Raises ValueError when a table is in none of them, or in one that executors
+    cannot open."""
     bindings: dict[str, dict[str, StateBinding]] = {}
-    for use in topology.map_states:
-        target, spec = _home(use, targets)
+
+    def add(component: str, name: str, filled_by: str, state: SqlState, **options: Any) -> None:
+        target, spec = _home(filled_by, state, targets)
         if target.place is None:
-            raise ValueError(
-                f"the database of table {use.state.table!r} has no place that executors can open"
-            )
-        bindings.setdefault(use.component, {})[use.name] = StateBinding(
+            raise ValueError(f"the database of table {state.table!r} has no place that executors can open")
+        bindings.setdefault(component, {})[name] = StateBinding(
             place=target.place,
             topology=topology.id,
             uuid=uuid,
@@ -171,8 +180,14 @@ def map_bindings(topology: Topology, uuid: str, targets: Sequence[StateTarget]) 
             table_semantics=spec.semantics,
             semantics=topology.semantics,
             reducers=spec.reducers,
-            grouped_by=_grouped_by(topology.component(use.component)),
+            **options,
         )
+
+    for use in topology.map_states:
+        grouped_by = _grouped_by(topology.component(use.component))
+        add(use.component, use.name, use.component, use.state, grouped_by=grouped_by)
+    for component, bolt in topology.table_readers.items():
+        add(component, bolt.reads, bolt.reads, bolt.table.state, is_read=True)
     return bindings
 
 
@@ -181,12 +196,12 @@ def _grouped_by(component: Component) -> tuple[str, ...] | None:
     return None if component.tasks == 1 else component.inputs[0].fields
 
 
-def _home(use: StateUse, targets: Sequence[StateTarget]) -> tuple[StateTarget, TableSpec]:
+def _home(filled_by: str, state: SqlState, targets: Sequence[StateTarget]) -> tuple[StateTarget, TableSpec]:
     for target in targets:
         for spec, component in zip(target.tables, target.components, strict=True):
-            if component == use.component and spec.state is use.state:
+            if component == filled_by and spec.state is state:
                 return target, spec
-    raise ValueError(f"none of the databases has table {use.state.table!r} of component {use.component!r}")
+    raise ValueError(f"none of the databases has table {state.table!r} of component {filled_by!r}")
 
 
 def _meaning(url: str) -> object:
@@ -197,13 +212,13 @@ def _meaning(url: str) -> object:
     return place_of(url), rest.rpartition("@")[0], tuple(sorted(options))
 
 
-def _refuse_executors(topology: Topology, database: StateBackend, written_by_bolts: Collection[str]) -> None:
-    """Raise TopologyError when executors are to write into a database that they cannot open."""
+def _refuse_executors(topology: Topology, database: StateBackend, by_bolts: Collection[str]) -> None:
+    """Raise TopologyError when executors are to use a database that they cannot open."""
     where = f"{database.display_url} cannot be opened by another process"
-    if written_by_bolts:
+    if by_bolts:
         raise TopologyError(
-            f"topology {topology.id!r}: bolts write table {min(written_by_bolts)!r} from executors, but "
-            f"{where}; give that state the URL of another database"
+            f"topology {topology.id!r}: bolts use table {min(by_bolts)!r} from executors, but {where}; give "
+            f"that state the URL of another database"
         )
     if topology.commit == "executors":
         raise TopologyError(

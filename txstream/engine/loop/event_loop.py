@@ -91,6 +91,7 @@ class EventLoop:
             max_records_per_second=topology.max_records_per_second,
         )
         self._planning = Planning(self, parts, self.unreadable, pace)
+        self._keepers = parts.committer.keepers
         self._retries, self._letters = parts.retries, parts.letters
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
         self.processing = Processing(self, parts, self._planning, self.unreadable, self.statistics, codec)
@@ -256,6 +257,7 @@ class EventLoop:
         started, txid = time.perf_counter(), advance.txid
         attempt = TransactionAttempt(txid, advance.attempt)
         self._watcher.committed(attempt)
+        self._keepers.committed(txid)
 
         def work() -> None:
             self.reach(Point.BEFORE_ADVANCE, txid)

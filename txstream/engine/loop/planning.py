@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from txstream.api.retention import next_horizons
 from txstream.core.backoff import Backoff
 from txstream.core.batch_metas import BatchMetas
 from txstream.core.coordinator import BatchPhase, Plan
@@ -49,7 +48,7 @@ class Planning:
     ) -> None:
         self._batches = batches
         self._retries = parts.retries
-        self._keeps = parts.topology.keeps
+        self._keepers = parts.committer.keepers
         self._spout = parts.spout
         self._store = parts.store
         self._waiting = parts.waiting
@@ -127,9 +126,10 @@ class Planning:
     ) -> BatchMetas[Any] | None:
         """Return what the batch is to hold: dead letters that wait for a retry, or else new records. None if
         there is nothing. Called on the source's thread."""
-        horizons = next_horizons(plan.horizons, self._keeps, self._batches.workers.wall_clock())
+        now = self._batches.workers.wall_clock()
         letters = () if retried is None else self._retries.next(retried, plan.txid)
         if letters:
+            horizons = self._keepers.next(plan.horizons, (), (), now)
             metas = BatchMetas(carried=plan.last, horizons=horizons).retrying(letters)
             self._store.check_size(metas)
             return metas
@@ -137,7 +137,9 @@ class Planning:
             return None
         answer = self._spout.plan(plan.last, limit)
         metas = BatchMetas.from_plan(plan.last, answer, self._spout.untaken_records, self._spout.read_ahead)
-        if horizons:
+        taken, spout = metas.partitions, self._spout
+        waiting = {*metas.unavailable, *spout.passed_over, *spout.held_back}.difference(taken)
+        if horizons := self._keepers.next(plan.horizons, taken, waiting, now):
             metas = metas.with_horizons(horizons)
         if metas.unavailable.keys() - self._unreadable.left_out.keys():
             self._store.verify()

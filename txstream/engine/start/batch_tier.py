@@ -16,6 +16,7 @@ from txstream.core.fault_points import PointListener, nobody_listens
 from txstream.core.transaction import Epoch, Txid
 from txstream.core.wording import counted
 from txstream.engine.commit.committer import BatchCommitter
+from txstream.engine.commit.horizon_keepers import HorizonKeepers
 from txstream.engine.letters.retries import Retries
 from txstream.engine.letters.rows import LetterReader
 from txstream.engine.loop.event_loop import EventLoop
@@ -59,6 +60,7 @@ class BatchTier(Tier[EventLoop]):
         if self.until_caught_up:
             log_end.ask()
         progress = taken.resume.progress
+        states = [target.of(self.topology, taken.identity.uuid) for target in targets]
         committer = self.committer(
             self.topology,
             taken.identity.uuid,
@@ -67,8 +69,8 @@ class BatchTier(Tier[EventLoop]):
             committed_by={Txid(progress.current - 1): progress.committed_by},
             ended_before=_ended_before(ready.store),
             waits=ready.waiting.take_ended,
+            keepers=HorizonKeepers(self.topology, states, progress.current - 1),
         )
-        states = [target.of(self.topology, taken.identity.uuid) for target in targets]
         parts = LoopParts(
             topology=self.topology,
             coordinator=taken.coordinator,

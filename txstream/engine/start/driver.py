@@ -32,7 +32,7 @@ from txstream.engine.loop.leadership_watch import Abortable
 from txstream.engine.loop.operator_changes import Steered
 from txstream.engine.loop.report import BatchTiming, RunProgress, RunReport
 from txstream.engine.loop.workers import Workers
-from txstream.engine.start.takeover import Takeover, check_identity, take_up
+from txstream.engine.start.takeover import Settler, Takeover, check_identity, take_up
 from txstream.state import FenceLockedError
 from txstream.zookeeper import ProgressStore, Requests
 
@@ -181,8 +181,9 @@ class Tier(ABC, Generic[L]):
 class Driver(Generic[L]):
     """One driver's turn. `run` is called once; `stop`, `abort` and the rest may be called from any thread."""
 
-    def __init__(self, services: Services, tier: Tier[L]) -> None:
+    def __init__(self, services: Services, tier: Tier[L], settlers: Sequence[Settler] = ()) -> None:
         self.tier = tier
+        self._settlers = settlers
         self.taken: Takeover | None = None
         self.targets: Sequence[StateTarget] = ()
         self.waiting = Waiting(services.workers.pause)
@@ -277,6 +278,7 @@ class Driver(Generic[L]):
             last_txid=None if tier.until_txid is None else Txid(tier.until_txid),
             asked_before=asked_before,
             steered=tier.steered,
+            settlers=self._settlers,
         )
         bindings = map_bindings(topology, taken.identity.uuid, targets)
         runner = services.keep(create_runner(replace(plan, bindings=bindings)))

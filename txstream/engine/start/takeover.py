@@ -63,6 +63,21 @@ class Takeover:
     coordinator: Coordinator[Any]
 
 
+@dataclass(frozen=True)
+class Unsettled:
+    """A topology whose leader has raised the fences of all its databases to `fence`, and has read nothing of
+    its progress yet. What is committed under `fence` is committed by this leader, before its first batch."""
+
+    identity: Identity
+    store: ProgressStore
+    states: Sequence[TopologyStates]
+    fence: AttemptId
+
+
+Settler = Callable[[Unsettled], None]
+"""Finishes what was begun in the ledgers, or does nothing. It is called again after a crash inside."""
+
+
 def take_up(
     topology: Topology,
     store: ProgressStore,
@@ -73,20 +88,23 @@ def take_up(
     last_txid: Txid | None = None,
     asked_before: Requests | None = None,
     steered: Callable[[Coordinator[Any]], Steered] = lambda coordinator: coordinator,
+    settlers: Sequence[Settler] = (),
 ) -> Takeover:
     """Claim the id and an epoch, recover, and make the coordinator that goes on from there.
 
     `locked` is called while a frozen writer holds a database's lock; it raises to give up. `last_txid` is the
     last txid that the coordinator opens. `asked_before` is what operators had asked before this driver stood
-    for election. `steered` returns what obeys operators. Raises what its steps raise, `claim_identity` to
-    `settle_changes`. Where two of the targets turn out to be one database only by their fences, what a first
-    run made stays, for the corrected run.
+    for election. `steered` returns what obeys operators, `settlers` finish what they had begun. Raises what
+    its steps raise, `claim_identity` to `settle_changes`. Where two of the targets turn out to be one
+    database only by their fences, what a first run made stays, for the corrected run.
     """
     claim = claim_identity(topology, store, targets, locked=locked)
     states = [target.of(topology, claim.identity.uuid) for target in targets]
     epoch = take_over(store, states, locked=locked)
     fence = prove_distinct(topology.id, states, epoch, locked=locked)
     claim = confirm(topology, claim, store)
+    for settle in settlers:
+        settle(Unsettled(claim.identity, store, states, fence))
     newcomers = newcomers_of(topology, claim, store, states)
     settled = [one for one in states if one not in newcomers]
     resume = recover(topology.id, topology.semantics, store, settled, codec)

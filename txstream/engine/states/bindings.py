@@ -26,6 +26,7 @@ class StateBinding:
     `semantics` is the topology's and decides about the fence; `table_semantics` is the table's. `reducers`
     say, by value column, how a write is merged. `grouped_by` are the key columns that decide which task of
     the component owns a key. If it is empty, that is task 0; if it is None, there is only one task.
+    `is_read`: the component is a `TableReader`, and another one fills the table.
     """
 
     place: StorePlace
@@ -36,6 +37,7 @@ class StateBinding:
     semantics: Semantics
     reducers: Mapping[str, Reducer]
     grouped_by: tuple[str, ...] | None = None
+    is_read: bool = False
 
     @property
     def spec(self) -> TableSpec:

@@ -37,7 +37,9 @@ from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.commit.committer import merged_deltas
+from txstream.engine.commit.state_targets import map_bindings, state_targets
 from txstream.engine.letters.retries import Retries
+from txstream.engine.states.bindings import Bindings
 from txstream.inspect.databases import Databases, topology_databases, tracks_tuples, with_states_of
 from txstream.inspect.ledgers import COMMITTED, no_such_txid
 from txstream.inspect.source import asked
@@ -122,6 +124,17 @@ class DryRuns:
             bolt = component.instance
             if isinstance(bolt, StateCommitter) and component.below_committer is below_committer:
                 yield component.id, bolt
+
+    def looked_up(self, component: str) -> list[str]:
+        """Return the tables that rows for a component are looked up in, there or above: a dry run reads these
+        as they are today."""
+        found, above = set[str](), {component}
+        for one in reversed(self.topology.bolts):
+            if one.id in above:
+                above.update(given.component for given in one.inputs)
+                reader = self.topology.table_readers.get(one.id)
+                found.update([] if reader is None else [reader.table.state.table])
+        return sorted(found)
 
     def batch(self, txid: int) -> DryBatch:
         """Return a committed batch. Raises UnknownTxidError for a txid that is not in the ledger, UsageError
@@ -221,7 +234,11 @@ def dry_runs(
     )
     with contextlib.ExitStack() as stack:
         databases = stack.enter_context(topology_databases(settings, topology.id))
-        plan = compile_topology(topology, context, uuid.uuid4().hex, capture=capture)
+        bindings: Bindings = {}
+        if topology.table_readers:
+            targets = state_targets(topology, settings.database_url(), databases.require)
+            bindings = map_bindings(topology, "", targets)
+        plan = compile_topology(topology, context, uuid.uuid4().hex, capture=capture, bindings=bindings)
         coordinator = topology.spout.source.coordinator(context)
         stack.callback(coordinator.close)
         needs_spark = any(bolt.is_dataframe for bolt in plan.bolts)

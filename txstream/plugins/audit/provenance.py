@@ -121,6 +121,10 @@ def why(
         if row is None:
             return answer
         search = _Search(runs, wanted, answer.key, row, limit, exact=exact)
+        search.notes += [
+            f"rows are looked up in table {one!r} as it is today, because earlier rows are not kept"
+            for one in runs.looked_up(wanted.component)
+        ]
         search.back_from(as_of if row.txid is None else row.txid, within)
     parts = (*_with_values(search.parts, row.value, wanted.bolt.reducers), *search.far_back)
     looked = (min(search.looked_at), max(search.looked_at)) if search.looked_at else None

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.cli.code import Parameters, Target, find_code, running
+from txstream.cli.code import Target, find_code, is_code_known, running
 from txstream.cli.context import Cli
+from txstream.cli.factory import load_topology
 from txstream.cli.options import Id, command
 from txstream.cli.tables import quoted
-from txstream.core.errors import UsageError
+from txstream.core.errors import TxstreamError, UsageError
 from txstream.core.wording import counted
 from txstream.inspect.json_documents import document, plain_value
+from txstream.plugins.audit.junit import by_words, write_error, write_replay
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from txstream.api.topology import Topology
     from txstream.plugins.audit.replaying import Replay, TableReplay
 
 _SHOWN_TUPLES = 20
@@ -35,7 +40,21 @@ def replay(
     topology_id: Id,
     txids: Annotated[str, typer.Argument(metavar="TXID[..TXID]", help="A committed txid, or a range.")],
     target: Target = None,
-    parameter: Parameters = None,
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-p", "--parameter", metavar="NAME=VALUE", help="An argument of the FACTORY that is given."
+        ),
+    ] = None,
+    code: Annotated[
+        str | None,
+        typer.Option(
+            "--code", metavar="MODULE:FACTORY", help="Other code, to be compared with production's."
+        ),
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write the result as JUnit XML, for CI.")
+    ] = None,
     component: Annotated[
         str | None, typer.Option("--component", metavar="NAME", help="Show the tuples that it emitted.")
     ] = None,
@@ -63,16 +82,17 @@ def replay(
     ] = 20,
 ) -> int:
     """Run committed batches again, dry, and compare. Nothing of the topology is touched; exit status 1 when
-    they would add something else today, or when nothing was shown: no row could be compared. It runs in this
-    process; with --master, on Spark."""
+    they would add something else today, or when nothing was shown: no row could be compared. With --code,
+    other code runs, and what it would change in each key is summed up, the largest differences first. It
+    runs in this process; with --master, on Spark."""
     first, last = _range(txids)
     _check_out(component, stream, out)
     if table is not None and into is None:
         raise UsageError("--table says whose deltas --into TABLE takes; give that, too")
     from txstream import inspect
 
-    made, code = find_code(cli, topology_id, target, parameter)
-    with running(cli, code) as (settings, on_spark):
+    made, production, module = _codes(cli, topology_id, target, code, parameter)
+    with running(cli, module) as (settings, on_spark), _telling(junit, topology_id):
         found = inspect.replay(
             made,
             first,
@@ -83,8 +103,11 @@ def replay(
             into=into,
             table=table,
             changes=rows,
+            production=production,
             on_spark=on_spark,
         )
+    if junit is not None:
+        write_replay(junit, found)
     tuples = found.tuples
     if tuples is not None and out is not None:
         _save(out, tuples)
@@ -99,6 +122,33 @@ def replay(
     if into is not None:
         cli.say(f"wrote the deltas to the new table {into}; drop it when you have seen them")
     return 0 if found.same else 1
+
+
+def _codes(
+    cli: Cli, topology_id: str, target: str | None, code: str | None, parameter: Sequence[str] | None
+) -> tuple[Topology, Topology | None, str]:
+    """Return the code to run, that of production if it is another one and known, and the MODULE:FACTORY of
+    the first."""
+    if code is None:
+        made, module = find_code(cli, topology_id, target, parameter)
+        return made, None, module
+    production = None
+    if target is not None or is_code_known(cli.settings, topology_id):
+        # Made first: other code is often production's with something replaced.
+        production, module = find_code(cli, topology_id, target, parameter if target else None)
+        production = None if module == code else production
+    return load_topology(code, parameter or []).with_id(topology_id), production, code
+
+
+@contextlib.contextmanager
+def _telling(junit: Path | None, topology_id: str) -> Iterator[None]:
+    """Have a replay that fails told in the file, too."""
+    try:
+        yield
+    except TxstreamError as error:
+        if junit is not None:
+            write_error(junit, topology_id, error)
+        raise
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -134,6 +184,8 @@ def _replay_document(found: Replay, tuples: pa.Table | None) -> dict[str, Any]:
             for b in found.batches
         ],
         "tables": document(found.tables),
+        "differing": found.differing,
+        "differences": document(found.differences),
     }
     if found.into is not None:
         written["into"] = found.into
@@ -172,6 +224,7 @@ def _print_replay(cli: Cli, found: Replay) -> None:
     for one in found.tables:
         if one.same is False:
             _print_changes(cli, one)
+    _print_differences(cli, found)
     if not any(one.same is not None for one in found.tables):
         cli.say("nothing was shown: nothing could be compared")
     elif not found.shown:
@@ -201,6 +254,25 @@ def _print_changes(cli: Cli, one: TableReplay) -> None:
     if one.untold:
         line += f", {one.untold:,} cannot be told: changed since, expired, or earlier values are not kept"
     cli.say(line)
+
+
+def _print_differences(cli: Cli, found: Replay) -> None:
+    if not found.differing or len(found.batches) < 2:
+        return  # of one batch they are the changes
+    cli.print_table(
+        ["table", "key", "?only", ">batches", "replayed minus written"],
+        [
+            [
+                one.table,
+                ", ".join(str(quoted(plain_value(value))) for value in one.key.values()),
+                one.only,
+                len(one.txids),
+                by_words(one),
+            ]
+            for one in found.differences
+        ],
+    )
+    cli.say(f"{counted(found.differing, 'key')} would differ; {len(found.differences):,} shown")
 
 
 def _print_tuples(cli: Cli, tuples: pa.Table) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from txstream.core.digests import digest_of
 from txstream.core.errors import UsageError
 from txstream.core.transaction import AttemptId, Txid
 from txstream.plugins.audit.dry_runs import DryBatch, DryRuns, ReplayedTable, dry_runs
+from txstream.plugins.audit.key_differences import KeyDifference, KeyDifferences, of_both
 from txstream.settings import Settings
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from txstream.state.reading import StateReading
 
 _LOOK_UPS = 10_000
+_MOST_DIFFERENCES = 10_000
 _FLOAT_DIGITS = 1e-9
 
 
@@ -83,11 +86,15 @@ class BatchReplay:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The batches in the order of their txids. `into` is the table with the deltas, if one was asked for."""
+    """The batches in the order of their txids. `into` is the table with the deltas, if one was asked for.
+    `differences` are those of all batches by key, the largest first, of `differing` keys as many as were
+    asked for."""
 
     topology: str
     batches: tuple[BatchReplay, ...]
     into: str | None = None
+    differences: tuple[KeyDifference, ...] = ()
+    differing: int = 0
 
     @property
     def tables(self) -> list[TableReplay]:
@@ -123,6 +130,7 @@ def replay(
     into: str | None = None,
     table: str | None = None,
     changes: int = 20,
+    production: Topology | None = None,
     on_spark: bool = False,
 ) -> Replay:
     """Run batch `txid`, or those up to `last`, again over exactly the ledger's ranges, and compare what they
@@ -130,8 +138,10 @@ def replay(
 
     With `component`, keep the tuples that it emitted to `stream` (by default its only one, or "default"); for
     a state's bolt, its deltas. With `into`, write the deltas of `table` (by default the only one) into a new
-    table of this name. `changes` is the most rows to show of each table that differs. It runs in this process
-    unless `on_spark` or a DataFrame bolt asks for Spark.
+    table of this name. `changes` is the most rows to show of each table that differs, and the most keys to
+    show of all of them. With `production`, the code that committed the batches, every key can be compared
+    even if later batches have changed its row since (`key_differences`). It runs in this process unless
+    `on_spark` or a DataFrame bolt asks for Spark.
 
     Raises UnknownTopologyError, UnknownTxidError, UsageError, DataLostError for a range that is gone,
     PartitionUnavailableError for one that cannot be read now, and the error with which an attempt fails.
@@ -139,17 +149,25 @@ def replay(
     end = txid if last is None else last
     if not 1 <= txid <= end:
         raise UsageError(f"txids {txid} to {end} are no range of txids, which begin at 1")
-    with dry_runs(topology, settings, capture=component is not None, on_spark=on_spark) as runs:
+    with ExitStack() as stack:
+        runs = stack.enter_context(
+            dry_runs(topology, settings, capture=component is not None, on_spark=on_spark)
+        )
+        older = None if production is None else stack.enter_context(dry_runs(production, settings))
         wanted = None if component is None else _Wanted.of(runs, component, stream)
         tables = runs.tables()
         scratch = None if into is None else _scratch(tables, into, table)
         parts: list[tuple[int, pa.Table]] = []
         found: list[BatchReplay] = []
+        differing = KeyDifferences()
         for batch, result in runs.replayed(range(txid, end + 1)):
             deltas = {one.component: one.deltas(result) for one in tables}
             if scratch is not None:
                 parts.append((batch.attempt.txid, deltas[scratch.component]))
-            compared = [_compared(runs, one, batch, deltas[one.component], changes) for one in tables]
+            compared = [
+                _compared(runs, one, batch, deltas[one.component], changes, older, differing)
+                for one in tables
+            ]
             compared += [_left_out(name, batch) for name in runs.left_out]
             found.append(
                 BatchReplay(
@@ -164,7 +182,7 @@ def replay(
             )
         if scratch is not None and into is not None:
             _write_scratch(scratch, into, parts)
-    return Replay(topology.id, tuple(found), into)
+    return Replay(topology.id, tuple(found), into, differing.largest(changes), len(differing))
 
 
 # --- what differs ------------------------------------------------------------------------------------------
@@ -176,7 +194,13 @@ def _left_out(name: str, batch: DryBatch) -> TableReplay:
 
 
 def _compared(
-    runs: DryRuns, table: ReplayedTable, batch: DryBatch, deltas: pa.Table, limit: int
+    runs: DryRuns,
+    table: ReplayedTable,
+    batch: DryBatch,
+    deltas: pa.Table,
+    limit: int,
+    production: DryRuns | None,
+    differing: KeyDifferences,
 ) -> TableReplay:
     txid = batch.attempt.txid
     written = table.written_in(batch)
@@ -188,10 +212,25 @@ def _compared(
     differs = tuple(written.differences(digest))
     if not differs:
         return TableReplay(txid, table.name, True, digest.rows, written.rows, database=place)
+    if production is None and (looked_up := runs.looked_up(table.component)):
+        note = (
+            f"what it would get today differs ({'; '.join(differs)}): it was looked up in "
+            f"{', '.join(map(repr, looked_up))}, read as of today, because earlier rows are not kept"
+        )
+        return TableReplay(txid, table.name, None, digest.rows, written.rows, note=note, database=place)
+    exact = None if production is None else of_both(production, table, batch, deltas)
+    most = max(limit, _MOST_DIFFERENCES) if exact is None else limit
     with table.database.read_state(runs.topology.id) as reading:
-        changes, untold = _changes(reading, table, txid, deltas, limit)
+        changes, untold = _changes(reading, table, txid, deltas, most)
+    if exact is None:
+        keys = table.bolt.state.key_names
+        told = ((tuple(one.key[n] for n in keys), one.before, one.written, one.replayed) for one in changes)
+        differing.add(table, txid, told)
+    else:
+        untold = 0
+        differing.add(table, txid, exact)
     return TableReplay(
-        txid, table.name, False, digest.rows, written.rows, differs, changes, untold, database=place
+        txid, table.name, False, digest.rows, written.rows, differs, changes[:limit], untold, database=place
     )
 
 

@@ -178,6 +178,8 @@ def _decoded(source: KafkaSource, found: Mapping[str, Sequence[Any]], *, sets_as
     dead: list[str] = []
     for name, records in found.items():
         for record in records:
+            if source.tombstones == "skip" and record.value is None:
+                continue
             try:
                 row = _row(source, record)
                 to_record_batch([row], source.output)

@@ -8,7 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
-from sqlalchemy import Column, Connection, Integer, MetaData, Table, inspect, select, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    Integer,
+    MetaData,
+    Table,
+    inspect,
+    literal_column,
+    select,
+    table,
+    text,
+)
 
 from txstream.core.errors import TxstreamError
 from txstream.inspect.databases import without_password
@@ -27,8 +38,10 @@ class _UndoneError(Exception):
     """Ends a transaction that was only to show that it is allowed."""
 
 
-def look_at_database(settings: Settings, url: str, tables: Sequence[str], clocks: Clocks) -> Iterator[Check]:
-    """Yield the checks of one database. `tables` are the state tables that the topology has there."""
+def look_at_database(
+    settings: Settings, url: str, tables: Sequence[str], clocks: Clocks, *, views: Sequence[str] = ()
+) -> Iterator[Check]:
+    """Yield the checks of one database. `tables` and `views` are those that the topology has there."""
     shown = without_password(url)
     if settings.uses_default_database and url == settings.database_url() and not settings.data_dir.exists():
         yield Check(f"database {shown}", True, "there is no file yet, and the first run makes it")
@@ -48,6 +61,7 @@ def look_at_database(settings: Settings, url: str, tables: Sequence[str], clocks
         with database.sessions.reading("a look") as connection:
             level = connection.get_isolation_level()
             present = set(inspect(connection).get_table_names())
+            without = sorted(set(views) - set(inspect(connection).get_view_names()))
             version = ".".join(str(part) for part in connection.dialect.server_version_info or ())
             if dialect.clock is not None:
                 _compare_clock(connection, dialect.clock, f"database {shown}", clocks)
@@ -61,6 +75,12 @@ def look_at_database(settings: Settings, url: str, tables: Sequence[str], clocks
             ),
             "grant its account the right to create, read and write tables",
         )
+        if without:
+            yield from _checked(
+                f"{name}: views",
+                lambda: _views(database, without[0]),
+                "grant its account the right to create views",
+            )
     finally:
         database.close()
 
@@ -134,6 +154,28 @@ def _grants(database: StateDatabase, known: Sequence[str], wanted: Sequence[str]
             database._dialect.right_to_create(account),
         )
     return f"{account} may read and write its tables, which are all there, but create none"
+
+
+def _views(database: StateDatabase, wanted: str) -> str:
+    """Try to create a view, as a table with `removed_by` needs one. In some databases that is another right
+    than to create tables."""
+    name, account = f"txstream_doctor_{uuid.uuid4().hex[:12]}", _account(database)
+
+    def scratch(connection: Connection) -> None:
+        connection.execute(text(f"CREATE VIEW {name} AS SELECT 1 AS id"))
+        try:
+            connection.execute(select(literal_column("id")).select_from(table(name)))
+        finally:
+            if revisions.commits_each_step(connection):
+                connection.execute(text(f"DROP VIEW {name}"))
+
+    denied = _tried(database, scratch)
+    if denied is not None:
+        raise WrongError(
+            f"{account} may not create views, and there is no {wanted} yet: {denied}",
+            database._dialect.right_to_create(account),
+        )
+    return f"{account} may create views"
 
 
 def _account(database: StateDatabase) -> str:

@@ -116,14 +116,19 @@ class Examination:
         from txstream.plugins.doctor.database_check import look_at_database
 
         tables: dict[str, list[str]] = {url: [] for url in self._urls}
+        views: dict[str, list[str]] = {url: [] for url in self._urls}
         if self.topology is not None:
             states = [bolt.state for bolt, _ in self.topology.states]
             for state in [*states, *(use.state for use in self.topology.map_states)]:
-                tables[state.url or self.settings.database_url()].append(state.table)
+                url = state.url or self.settings.database_url()
+                tables[url].append(state.stored_table)
+                views[url] += [state.table] * (state.table != state.stored_table)
         for url, names in tables.items():
             yield self._task(
                 f"database {without_password(url)}",
-                partial(look_at_database, self.settings, url, sorted(set(names)), self.clocks),
+                partial(
+                    look_at_database, self.settings, url, sorted(set(names)), self.clocks, views=views[url]
+                ),
                 "start or repair it, or correct --database",
             )
 

@@ -82,22 +82,16 @@ class AvroFormat(RegisteredFormat):
         return AvroDecoder(written, reader, errors=self.errors)
 
 
-class AvroDecoder(SlicedDecoder):
-    """Reads values that were written by one schema into the columns of another."""
+class AvroValues(SlicedDecoder):
+    """Reads values by the schema that they were written by, without its logical types."""
 
-    def __init__(self, writer: AvroSchema, reader: AvroSchema, *, errors: str = "strict") -> None:
-        """Raises UnresolvableError."""
+    def __init__(self, writer: AvroSchema, errors: str) -> None:
         import fastavro
 
         self._read = fastavro.schemaless_reader
         self._check_depth = depth_check(writer)
-        resolution = _Resolution(writer, reader, errors)
-        self._convert = resolution.column(writer.root, reader.root, "")
-        self._writer, self._reader, self._errors = writer.plain, None, errors
-        if resolution.needs_library:
-            self._reader = _with_defaults_as_read(reader)
-            self._convert = _Resolution(reader, reader, errors).column(reader.root, reader.root, "")
-        self._type = arrow_type(reader)
+        self._writer, self._errors = writer.plain, errors
+        self._reader: Schema | None = None
 
     def decode(self, values: Sequence[bytes], skip: int, found: list[Any]) -> Exception | None:
         read, writer, reader, errors, add = self._read, self._writer, self._reader, self._errors, found.append
@@ -117,6 +111,20 @@ class AvroDecoder(SlicedDecoder):
             words = " ".join(str(error).split()) or type(error).__name__
             return BadValueError(len(found), f"it is no such Avro value: {words:.300}")
         return None
+
+
+class AvroDecoder(AvroValues):
+    """Reads values that were written by one schema into the columns of another."""
+
+    def __init__(self, writer: AvroSchema, reader: AvroSchema, *, errors: str = "strict") -> None:
+        """Raises UnresolvableError."""
+        super().__init__(writer, errors)
+        resolution = _Resolution(writer, reader, errors)
+        self._convert = resolution.column(writer.root, reader.root, "")
+        if resolution.needs_library:
+            self._reader = _with_defaults_as_read(reader)
+            self._convert = _Resolution(reader, reader, errors).column(reader.root, reader.root, "")
+        self._type = arrow_type(reader)
 
     def column(self, found: Sequence[Any]) -> pa.Array:
         try:

@@ -70,7 +70,7 @@ class _NoSchemaError(Exception):
     """A value does not say by which schema it was written."""
 
 
-class _FittingReader(ABC):
+class FittingReader(ABC):
     def read(self, values: Sequence[bytes | None]) -> pa.Array:
         """Return the values as a column; None is null. Raises BadValueError for the first that is bad, and
         what `read_fit` raises."""
@@ -84,20 +84,20 @@ class _FittingReader(ABC):
         comes with it, by row."""
 
 
-class PlainReader(_FittingReader):
+class PlainReader(FittingReader):
     """Values that were all written by the topology's schema, without ids."""
 
     def __init__(self, read_as: RegisteredFormat) -> None:
         self._decoder = read_as.decoder(None)
 
     def read_fit(self, values: Sequence[bytes | None]) -> tuple[pa.Array, Mapping[int, str]]:
-        """See `_FittingReader`."""
+        """See `FittingReader`."""
         rows = [row for row, value in enumerate(values) if value is not None]
         found, unfit = self._decoder.read_fit([value for value in values if value is not None])
-        return _in_order([(rows, found)], len(values)), {rows[at]: why for at, why in unfit.items()}
+        return in_order([(rows, found)], len(values)), {rows[at]: why for at, why in unfit.items()}
 
 
-class RegisteredReader(_FittingReader):
+class RegisteredReader(FittingReader):
     """Values that begin with the ids of their writers' schemas. Lives as long as its emitter, so a schema is
     resolved once for each worker process."""
 
@@ -119,7 +119,7 @@ class RegisteredReader(_FittingReader):
         return {f"schema {one}": self._fingerprints[one] for one in sorted(used)}
 
     def read_fit(self, values: Sequence[bytes | None]) -> tuple[pa.Array, Mapping[int, str]]:
-        """See `_FittingReader`. Raises BadValueError for the first bad value if one of a schema that cannot
+        """See `FittingReader`. Raises BadValueError for the first bad value if one of a schema that cannot
         be read as the topology's is among them: whether they are to blame is not known yet. Raises
         ServiceUnavailableError while the registry does not answer, and UsageError if it refuses to.
 
@@ -155,7 +155,7 @@ class RegisteredReader(_FittingReader):
             unfit.update((row, f"{missing}; or it only looks as if it began with an id") for row in some_rows)
         if refused:
             refuse_first({**unfit, **refused})
-        return _in_order(found, len(values)) if found else pa.nulls(len(values), self._format.type), unfit
+        return in_order(found, len(values)) if found else pa.nulls(len(values), self._format.type), unfit
 
     def _decoder(self, header: bytes, *, patient: bool) -> Decoder:
         if len(header) < HEADER_BYTES or header[0] != 0:
@@ -199,7 +199,7 @@ def _by_header(values: Sequence[bytes | None]) -> dict[bytes, list[int]]:
     return rows
 
 
-def _in_order(parts: Sequence[tuple[Sequence[int], pa.Array]], length: int) -> pa.Array:
+def in_order(parts: Sequence[tuple[Sequence[int], pa.Array]], length: int) -> pa.Array:
     """Return one column: each part's values in its rows, and null in the rows of none."""
     (rows, array), *others = parts
     if not others and len(rows) == length:

@@ -20,13 +20,16 @@ def init(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="The project's folder, module and topology id.")
     ],
+    template: Annotated[
+        str, typer.Option(metavar="counts|mirror", help="What it does: count, or mirror another table.")
+    ] = "counts",
 ) -> None:
     """Make a project folder with a topology and its test."""
     from txstream.plugins.local.project.new_project import make_project
     from txstream.plugins.local.project.what_to_install import what_to_install
 
     installs = what_to_install()
-    made = make_project(Path.cwd(), name, installs)
+    made = make_project(Path.cwd(), name, installs, template=template)
     if cli.as_json:
         cli.print_json({"folder": str(Path(name).absolute()), "files": made})
         return
@@ -39,5 +42,5 @@ def init(
         )
     cli.say(
         f"\nnow type: cd {name} && python -m pytest -q\n"
-        f"{name}/README.md has the few commands from there to a first count"
+        f"{name}/README.md has the few commands from there to a first result"
     )

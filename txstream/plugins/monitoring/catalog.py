@@ -85,6 +85,12 @@ CATALOG: Mapping[str, Described] = {
     "txstream_late_records_total": Described(
         "counter", ("table",), "Those of them that were older than the table keeps rows."
     ),
+    "txstream_watermark_timestamp_seconds": Described(
+        "gauge", ("table",), "Up to which time the table's windows are closed, in seconds since 1970."
+    ),
+    "txstream_watermark_held_back": Described(
+        "gauge", ("table", "partition"), "1 for each partition that holds the table's watermark back."
+    ),
     "txstream_acker_pending": Described("gauge", ("component",), "Open trees of tracked tuples, by spout."),
     "txstream_acker_oldest_seconds": Described("gauge", (), "The age of the oldest open tree."),
     "txstream_acker_acked_total": Described("counter", ("component",), "Trees that were acked, by spout."),

@@ -24,7 +24,13 @@ from txstream.inspect.left_out import newest_left_out
 from txstream.inspect.overview import look
 from txstream.inspect.source import source_now
 from txstream.plugins.monitoring.catalog import Families
-from txstream.plugins.monitoring.of_run import SOURCE_WAITS, Histogram, add_health
+from txstream.plugins.monitoring.of_run import (
+    DEFAULT_MOST_PARTITIONS,
+    SOURCE_WAITS,
+    Histogram,
+    add_health,
+    add_watermarks,
+)
 from txstream.plugins.monitoring.source_lag import ALL_PARTITIONS
 from txstream.settings import Settings
 
@@ -140,6 +146,8 @@ def _collect_progress(
     if progress is None:
         return
     add("last_committed_txid", progress.current - 1)
+    if (committed := progress.batches.get(Txid(progress.current - 1))) is not None:
+        add_watermarks(add, committed.metas.horizons, DEFAULT_MOST_PARTITIONS)
     add("open_batches", sum(txid >= progress.current for txid in progress.batches))
     away = [seconds for what, seconds in waits if what.startswith(SOURCE_WAITS)]
     source = source_now(settings, snapshot)

@@ -30,6 +30,7 @@ from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.report import BatchTiming
 from txstream.inspect.health import Health, Word, health, outages, searches
+from txstream.inspect.watermarks import watermarks_in
 from txstream.plugins.monitoring.catalog import Families
 from txstream.plugins.monitoring.source_lag import SourceLag
 from txstream.plugins.tracked.turns import Turns
@@ -206,6 +207,8 @@ class RunMetrics(Watcher):
         committed_at = self._last_commit or self._committed_before()
         if committed_at is not None:
             add("last_commit_timestamp_seconds", committed_at)
+        with contextlib.suppress(KeyError):  # as below
+            add_watermarks(add, loop.coordinator.committed_metas().horizons, self._most_partitions)
         self._collect_lag(loop, add)
 
     def _collect_lag(self, loop: EventLoop, add: Callable[..., None]) -> None:
@@ -250,6 +253,15 @@ def add_health(add: Callable[..., None], state: Health, waits: Sequence[Wait]) -
     looked = [(now - wait.since).total_seconds() for wait in searches(waits)]
     add("search_seconds", max(looked, default=0))
     return away
+
+
+def add_watermarks(add: Callable[..., None], horizons: Mapping[str, Any], most: int) -> None:
+    """Add up to which time windows are closed, and up to so many partitions that hold that back."""
+    for table, one in watermarks_in(horizons).items():
+        if one.at is not None:
+            add("watermark_timestamp_seconds", one.at.timestamp(), table)
+        for partition in one.held_by[:most]:
+            add("watermark_held_back", 1, table, partition)
 
 
 def _collect_trees(turns: Turns, add: Callable[..., None]) -> None:

@@ -131,6 +131,8 @@ class KafkaQueueSpout(Spout):
             raise TopologyError(
                 "max_records_per_partition is about batches; tracked tuples have max_spout_pending"
             )
+        if source.tombstones == "skip":
+            raise TopologyError("tombstones='skip' is about batches; tracked tuples take 'refuse' or 'null'")
         self.source = source
         self.group = group
         self.commit_seconds = commit_seconds

@@ -181,6 +181,8 @@ def standing_row(site: Site, found: Standing) -> dict[str, Any]:
         "unavailable": dict(found.source.unavailable),
         "stored_plans": list(status.stored_plans),
         "dead_letters": found.dead_letters,
+        "watermark": document(found.watermark.at),
+        "watermark_held_by": list(found.watermark.held_by),
         "leader": status.leader,
         "standbys": [one.driver for one in status.standbys],
         "waiting": [str(one) for one in outages(status.waiting)],

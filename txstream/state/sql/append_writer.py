@@ -100,17 +100,6 @@ class AppendWriter(TableWriter):
     ) -> StateValueError | None:
         return self._explained_key(deltas, refused)
 
-    def _looked_up(self) -> dict[str, pa.DataType]:
-        found = {field.name: field.type for field in self.spec.state.value_schema}
-        if self.spec.semantics is not Semantics.NON_TRANSACTIONAL:
-            found[TXID_COLUMN] = pa.int64()
-        return found
-
-    def _stored(self, connection: Connection, txid: int, keys: pa.Table) -> tuple[pa.Array, pa.Table]:
-        """Return the existing rows of these keys as they are now."""
-        numbers, columns = self._lookup.find(connection, keys)
-        return pa.array(numbers, pa.int64()), pa.table(dict(columns))
-
     def _update(self, excluded: Any) -> tuple[dict[str, Any], Any]:
         spec, columns = self.spec, self._table.c
         values, replaces = spec.state.value_names, spec.state.on_conflict == "replace"

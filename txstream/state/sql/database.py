@@ -136,6 +136,10 @@ class SqlTransaction(StateTransaction):
         self._written.append((attempt, writer, deltas))
         writer.write(self._connection, attempt, deltas, self._answered)
 
+    def mark(self, attempt: TransactionAttempt, spec: TableSpec, until: datetime) -> None:
+        self._statements.of(spec).mark(self._connection, attempt.txid, until)
+        self._answered()
+
     def remove_expired(self, spec: TableSpec, horizon: int, most: int) -> None:
         self._statements.of(spec).remove_expired(self._connection, horizon, most, self._answered)
 
@@ -206,6 +210,7 @@ class StateDatabase(StateBackend):
 
     keeps_dead_letters: ClassVar[bool] = True
     removes_expired: ClassVar[bool] = True
+    marks_rows: ClassVar[bool] = True
     hides_removed: ClassVar[bool] = True
 
     def __init__(

@@ -81,6 +81,15 @@ class SqlStateReading(StateReading):
         greatest = self._dialect.ordering(query.selected_columns[stored.value.names[0]])
         return self._rows(stored, query.order_by(greatest.desc(), *self._by_key(found)).limit(n))
 
+    def whole(self, table: str) -> Iterator[pa.Table]:
+        stored, found = self._table(table)
+        schema = state_tables.stored_schema(self._owners[table], found)
+        query = self._or_removed(stored, found).execution_options(yield_per=_PART_ROWS)
+        yield schema.empty_table()
+        for rows in self._connection.execute(query).mappings().partitions():
+            values = {one.name: [_value(row[one.name], one.type) for row in rows] for one in schema}
+            yield pa.table(values, schema)
+
     def columns(self, table: str, n: int) -> list[dict[str, Any]]:
         """Return the rows of `top`, but as stored, committed or not, as column -> value in table order."""
         stored, found = self._table(table)
@@ -196,6 +205,7 @@ class SqlStateReading(StateReading):
         return int(self._connection.execute(query).scalar_one())
 
 
+_PART_ROWS = 10_000
 _UNFINISHED = "txstream_unfinished"
 
 

@@ -144,6 +144,8 @@ def _built(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Tabl
         # Of few rows: those that the last batches have removed. Not by txid, which every update changes.
         gone = table.c[REMOVED]
         Index(None, gone, postgresql_where=gone, sqlite_where=gone == true())  # as each writes it in a query
+    if state.marks is not None:
+        Index(None, *(table.c[name] for name in state.marks))
     if state.keep_on is not None and (not spec.is_keyed or state.keep_on != state.key_names[0]):
         Index(None, table.c[state.keep_on])
     return table
@@ -344,6 +346,19 @@ def declared_table(owner: Owner, dialect: StateDialect) -> Table:
     """Return the table that an ownership row declares. Raises CorruptStateError if it cannot be read."""
     spec = declarations.declared_spec(owner)
     return build_table(spec.state, spec.semantics, dialect)
+
+
+def stored_schema(owner: Owner, table: Table) -> pa.Schema:
+    """Return the types of all columns of a declared table, as they were declared."""
+    state = declarations.declared_spec(owner).state
+    declared = {one.name: one.type for one in (*state.key_schema, *state.value_schema)}
+
+    def kind(column: Column[Any]) -> pa.DataType:
+        base = column.info.get("prev") or column.name
+        base = base.removeprefix(KEPT_PREFIX) if "kept" in column.info else base
+        return declared.get(base, pa.int64())  # the others are txids
+
+    return pa.schema([pa.field(str(column.name), kind(column)) for column in table.columns])
 
 
 def _owner(row: Any) -> Owner:

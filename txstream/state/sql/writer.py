@@ -15,17 +15,18 @@ from __future__ import annotations
 import decimal
 import math
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, Table, case, delete, true, update
+from sqlalchemy import Connection, Table, case, delete, false, true, update
 
 from txstream.api.reducers import Custom
 from txstream.api.retention import limit_of
 from txstream.api.rows import UnfitValueError, to_column
 from txstream.api.schema import format_type
-from txstream.api.state import PREV_PREFIX, REMOVED, TXID_COLUMN
+from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN, REMOVED, TXID_COLUMN
 from txstream.core.errors import StateValueError, TxidRegressionError, TxstreamError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt
@@ -68,6 +69,24 @@ class TableWriter:
         here = self._table.c[TXID_COLUMN] == txid
         connection.execute(self._delete_created.where(here))
         connection.execute(self._put_back.where(here))
+
+    def mark(self, connection: Connection, txid: int, until: datetime) -> None:
+        """See `StateTransaction.mark`."""
+        assert self.spec.state.marks is not None
+        columns, semantics = self._table.c, self.spec.semantics
+        flag, time = (columns[name] for name in self.spec.state.marks)
+        field = self.spec.state.value_schema.field(time.name)
+        limit = self._dialect.literal(pa.chunked_array([pa.array([until], field.type)]), time.type)
+        changes: list[tuple[Any, Any]] = []
+        if semantics is Semantics.OPAQUE:  # first, because MySQL assigns one after the other
+            for name in self.spec.state.value_names:
+                kept = case((columns[TXID_COLUMN] == txid, self._prev(name)), else_=columns[name])
+                changes.append((self._prev(name), kept))
+        changes.append((flag, true()))
+        if semantics is not Semantics.NON_TRANSACTIONAL:
+            changes.append((columns[TXID_COLUMN], txid))
+        due = update(self._table).where(flag == false(), time <= limit)
+        connection.execute(due.ordered_values(*changes))
 
     def remove_expired(self, connection: Connection, horizon: int, most: int, answered: Touch) -> None:
         """See `StateTransaction.remove_expired`."""
@@ -190,10 +209,12 @@ class TableWriter:
         found: dict[str, pa.DataType] = {}
         for field in self.spec.state.value_schema:
             found[field.name] = field.type
-            if self.spec.semantics is Semantics.OPAQUE:
+            if self.spec.keeps_prev:
                 found[f"{PREV_PREFIX}{field.name}"] = field.type
         if self.spec.semantics is not Semantics.NON_TRANSACTIONAL:
             found[TXID_COLUMN] = pa.int64()
+        if self.spec.keeps_prev and self.spec.appends:
+            found[PREV_TXID_COLUMN] = pa.int64()
         return found
 
     def _prev(self, name: str) -> Any:
@@ -282,17 +303,18 @@ class TableWriter:
         places, stored = pa.array(numbers, pa.int64()), dict(columns)
         if self.spec.semantics is not Semantics.OPAQUE:
             return places, pa.table(stored)
-        same_batch = pc.equal(stored[TXID_COLUMN], txid)
-        for name in self.spec.state.value_names:
-            prev = stored.pop(f"{PREV_PREFIX}{name}")
-            if same_batch.true_count:
-                stored[name] = pc.if_else(same_batch, prev, stored[name])
-        found = pa.table(stored)
-        if not same_batch.true_count:
-            return places, found
-        # Values are NOT NULL, so a null here was a prev, and this batch created the row.
-        there = found.column(self.spec.state.value_names[0]).is_valid()
-        return places.filter(there), found.filter(there)
+        same_batch = created = pc.equal(stored[TXID_COLUMN], txid)
+        if self.spec.keeps_prev:
+            # Values of a merged row are NOT NULL, so a null prev is that of a row that its batch created.
+            first = f"{PREV_PREFIX}{self.spec.state.value_names[0]}"
+            before = stored.pop(PREV_TXID_COLUMN) if self.spec.appends else stored[first]
+            created = pc.and_(same_batch, before.is_null())
+            for name in self.spec.state.value_names:
+                prev = stored.pop(f"{PREV_PREFIX}{name}")
+                if same_batch.true_count:
+                    stored[name] = pc.if_else(same_batch, prev, stored[name])
+        there, found = pc.invert(created), pa.table(stored)
+        return (places.filter(there), found.filter(there)) if created.true_count else (places, found)
 
     def _stored_rows(
         self, connection: Connection, txid: int, keys: pa.Table

@@ -21,26 +21,41 @@ from txstream.core.names import validate_topology_id
 from txstream.plugins.local.project.what_to_install import Installs, what_to_install
 
 _FILES = {
-    "{name}.py": "topology.py.mako",
-    "test_{name}.py": "test_topology.py.mako",
     "txstream.toml": "txstream.toml.mako",
     "compose.yaml": "compose.yaml.mako",
     ".github/workflows/test.yaml": "test.yaml.mako",
-    "README.md": "README.md.mako",
     "requirements.txt": "requirements.txt.mako",
-    "lines.txt": "lines.txt.mako",
     ".gitignore": "gitignore.mako",
 }
+TEMPLATES = {
+    "counts": {
+        "{name}.py": "topology.py.mako",
+        "test_{name}.py": "test_topology.py.mako",
+        "README.md": "README.md.mako",
+        "lines.txt": "lines.txt.mako",
+    },
+    "mirror": {
+        "{name}.py": "mirror.py.mako",
+        "test_{name}.py": "test_mirror.py.mako",
+        "README.md": "mirror_readme.md.mako",
+        "changes.jsonl": "changes.jsonl.mako",
+    },
+}
+"""What a project is about: its files beside those that every project has."""
 
 
-def make_project(parent: Path, name: str, installs: Installs | None = None) -> list[str]:
+def make_project(
+    parent: Path, name: str, installs: Installs | None = None, *, template: str = "counts"
+) -> list[str]:
     """Make the folder `name` in `parent` and return the names of its files. `installs` is by default this
-    very txstream.
+    very txstream. `template` is one of `TEMPLATES`.
 
-    Raises UsageError for a name that is no module or topology id, for a folder that exists with something in
-    it, and when the folder cannot be written. Then nothing has changed.
+    Raises UsageError for a name that is no module or topology id, for an unknown template, for a folder that
+    exists with something in it, and when the folder cannot be written. Then nothing has changed.
     """
     check_name(name)
+    if template not in TEMPLATES:
+        raise UsageError(f"there is no template {template!r}; known are {', '.join(TEMPLATES)}")
     installs = installs or what_to_install()
     folder = parent / name
     _refuse_used(folder)
@@ -49,7 +64,7 @@ def make_project(parent: Path, name: str, installs: Installs | None = None) -> l
     except OSError as error:
         raise UsageError(f"{folder.absolute()} cannot be made: {_reason(error)}") from error
     try:
-        contents = {path: text.encode() for path, text in _rendered(name, installs).items()}
+        contents = {path: text.encode() for path, text in _rendered(name, installs, template).items()}
         if installs.wheel is not None:
             contents[installs.requirement.removeprefix("./")] = installs.wheel
         for path, content in contents.items():
@@ -118,15 +133,15 @@ def _table(name: str) -> str:
     return name.lower()
 
 
-def _rendered(name: str, installs: Installs) -> dict[str, str]:
+def _rendered(name: str, installs: Installs, template: str) -> dict[str, str]:
     from mako.template import Template
 
     templates = files("txstream.plugins.local.project")
     return {
         path.format(name=name): Template(  # noqa: S702 - no page: the name has letters, digits and _ alone
-            text=templates.joinpath(template).read_text(encoding="utf-8"), strict_undefined=True
+            text=templates.joinpath(file).read_text(encoding="utf-8"), strict_undefined=True
         ).render(name=name, table=_table(name), requirement=installs.requirement)
-        for path, template in _FILES.items()
+        for path, file in {**_FILES, **TEMPLATES[template]}.items()
     }
 
 

@@ -50,6 +50,7 @@ class _Unopened:
     on_executors: bool = True
     keeps_dead_letters: bool = True
     removes_expired: bool = True
+    marks_rows: bool = True
     hides_removed: bool = True
 
 

@@ -147,6 +147,7 @@ class Store(StoreBackend):
 
     label: ClassVar[str] = "simulated"
     removes_expired: ClassVar[bool] = True
+    marks_rows: ClassVar[bool] = True
     hides_removed: ClassVar[bool] = True
 
     def __init__(self, server: Server, client: Client) -> None:

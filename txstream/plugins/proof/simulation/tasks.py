@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstream.api.topology import Phase
-from txstream.core.batch_metas import BatchMetas
+from txstream.core.batch_metas import BatchMetas, to_json
 from txstream.core.errors import (
     BatchFailedError,
     BoltError,
@@ -195,7 +195,7 @@ class Runner(InProcessRunner):
             *((name, taken.start, taken.end) for name, taken in sorted(metas.partitions.items())),
             *((one.partition, one.offset) for one in metas.excluded),
             *(key.place for key in metas.retried),
-            *sorted(metas.horizons.items()),
+            to_json(dict(metas.horizons)),
             spare,
         )
         found = results.get(key)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
-from txstream.api.reducers import Put
-from txstream.api.state import SqlTable
+from txstream.api.reducers import Max, Put, Sum
+from txstream.api.state import SqlState, SqlTable
 from txstream.core.errors import StaleAttemptError, StateTableError, UsageError
 from txstream.core.semantics import Semantics
-from txstream.core.transaction import Txid, attempt_id
+from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
 from txstream.plugins.proof.promises import NotApplicableError, Promises, described
 from txstream.plugins.proof.state_suite.life import Life, table
 from txstream.plugins.proof.state_suite.trial import Beside, StateCheck, StateTrial, each
@@ -184,6 +184,71 @@ def expired_rows_are_removed(life: Life) -> None:
         trial.ask("a commit ends", one.states.end_commit, end, keys=1)
         one.holds({new: 6}, "once more have expired, at the end of a commit by executors")
         one.holds({old: 1}, "in a table without a horizon", table=1)
+
+
+# --- rows that are marked ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Due(SqlState):
+    marks: ClassVar[tuple[str, str]] = ("done", "due")
+
+    def marks_until(self, horizon: Any) -> datetime | None:
+        return None if horizon is None else _NOON + timedelta(hours=horizon["hour"])
+
+
+_NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+@CHECKS.promise(
+    "due-rows-are-marked",
+    "A commit, or its end, sets the flag of all rows whose time is not after the one that it is given, those "
+    "that it has just written too; its txid and the values of before are those of a write, so an undone "
+    "attempt has marked nothing.",
+    "mark behind the last write, as an update of values: keep `prev` where the row has the txid already",
+)
+@each(*Semantics)
+def due_rows_are_marked(life: Life) -> None:
+    trial, semantics = life.trial, life.semantics
+    if not life.store.marks_rows:
+        raise NotApplicableError("the store marks no rows (marks_rows)")
+    name = f"m_{trial.name()}"
+    state = _Due(name, key="word string", value="n bigint, due timestamp, done boolean")
+    reducers = {"n": Sum("n"), "due": Max("due"), "done": Max("done")}
+    one = trial.stranger(semantics, (TableSpec(state, semantics, reducers),)).join()
+
+    def row(n: int, hour: float, *, done: bool = False) -> tuple[Any, ...]:
+        return n, _NOON + timedelta(hours=hour), done
+
+    def given(hour: int) -> dict[str, Any]:
+        return {"metas": {"partitions": {}, "horizons": {name: {"hour": hour}}}}
+
+    def end(attempt: TransactionAttempt, hour: int) -> None:
+        trial.ask("a commit ends", one.states.end_commit, one.whole(attempt, **given(hour)), keys=1)
+
+    one.commit(1, {"a": row(1, 1), "b": row(1, 2), "c": row(1, 3)})
+    one.commit(2, {"b": row(4, 2), "d": row(1, 2.001)}, **given(2))
+    there = {
+        "a": row(1, 1, done=True),
+        "b": row(5, 2, done=True),
+        "c": row(1, 3),
+        "d": row(1, 2.001),
+    }
+    one.holds(there, "once two rows were due")
+    under = one.begin(3)
+    one.write(under, {"a": row(2, 1)})
+    end(under, 3)
+    marked = {**there, "a": row(3, 1, done=True), "c": row(1, 3, done=True), "d": row(1, 2.001, done=True)}
+    one.holds(marked, "after the end of a commit by executors")
+    if semantics is Semantics.OPAQUE:
+        trial.require("the values of before", there, one.values(before=3))
+        one.begin(3)
+        one.holds(there, "once another attempt has begun")
+        one.commit(3, {"d": row(1, 2.001)}, **given(1))
+        one.holds({**there, "d": row(2, 2.001)}, "after an attempt that marks less")
+    elif semantics is Semantics.TRANSACTIONAL:
+        one.commit(3, {"a": row(2, 1)}, **given(3))
+        one.holds(marked, "after the same batch again")
 
 
 # --- rows that are removed ---------------------------------------------------------------------------------

@@ -257,6 +257,14 @@ class StoreBackend(StateBackend):
         for key, delta in rows_of(spec, deltas):
             here.put(rows, key, rules.written(here.get(rows, key), delta, attempt, key))
 
+    def _mark(self, here: Transaction, txid: Txid, spec: TableSpec, until: datetime) -> None:
+        assert spec.state.marks is not None
+        rules, rows = self._rules(spec), self._rows(here, spec)
+        flag, time = map(spec.state.value_names.index, spec.state.marks)
+        for key, stored in list(here.scan(rows)):
+            if not stored[0][flag] and stored[0][time] <= until:
+                here.put(rows, key, rules.marked(stored, flag, txid))
+
     def _remove_expired(self, here: Transaction, spec: TableSpec, horizon: int) -> None:
         state, rows = spec.state, self._rows(here, spec)
         assert state.keep_on is not None
@@ -385,6 +393,9 @@ class _Adapter(StateTransaction):
 
     def write(self, attempt: TransactionAttempt, spec: TableSpec, deltas: pa.Table) -> None:
         self._store._write(self._here, attempt, spec, deltas)
+
+    def mark(self, attempt: TransactionAttempt, spec: TableSpec, until: datetime) -> None:
+        self._store._mark(self._here, attempt.txid, spec, until)
 
     def remove_expired(self, spec: TableSpec, horizon: int, most: int) -> None:
         self._store._remove_expired(self._here, spec, horizon)

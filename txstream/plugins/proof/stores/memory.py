@@ -33,6 +33,7 @@ class MemoryBackend(StoreBackend):
     on_executors: ClassVar[bool] = False
     outlives_process: ClassVar[bool] = False
     removes_expired: ClassVar[bool] = True
+    marks_rows: ClassVar[bool] = True
     hides_removed: ClassVar[bool] = True
 
     def __init__(

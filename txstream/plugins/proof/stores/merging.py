@@ -159,6 +159,14 @@ class RowRules:
             f"topology"
         )
 
+    def marked(self, stored: RowValues, flag: int, txid: Txid) -> RowValues:
+        """Return the row as batch `txid` leaves it with a boolean set, at this place among the values."""
+        values, prev, written = stored
+        new = (*values[:flag], True, *values[flag + 1 :])
+        if self.spec.semantics is Semantics.OPAQUE:
+            return new, prev if written == txid else values, txid
+        return new, None, None if written is None else txid
+
     def restored(self, stored: RowValues, txid: Txid) -> RowValues | None:
         """Return what is left of an opaque row when batch `txid` is undone; None when `txid` created it."""
         if self.spec.appends:
@@ -174,9 +182,9 @@ class RowRules:
 
     def before(self, stored: RowValues, txid: Txid) -> Values | None:
         """Return the values before batch `txid` (opaque; None for no row), else the present ones."""
-        if self.spec.semantics is Semantics.OPAQUE and stored[2] == txid:
-            return stored[1]
-        return stored[0]
+        is_of_batch = self.spec.semantics is Semantics.OPAQUE and stored[2] == txid
+        values = stored[1] if is_of_batch else stored[0]
+        return None if values is None else values[: len(self._columns)]
 
     def columns(self, key: Key, stored: RowValues) -> dict[str, Any]:
         """Return a row as a SQL table of this declaration would show it, by column."""

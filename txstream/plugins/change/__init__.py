@@ -1,0 +1,1 @@
+"""Goes back: savepoints of all states of a topology."""

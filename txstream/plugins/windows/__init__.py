@@ -1,0 +1,1 @@
+"""Windows of time that close: counts by hour, day or week, and when they are final."""
