@@ -78,6 +78,9 @@ OTHERS = {
     "simulate": [([CODE, "--rows", "nofile"], 2), (["faulty:raises"], 1)],
     "init": [(["made", "--no-such"], 2), (["full"], 2), (["a b"], 2)],
     "wait": [([], 2)],
+    "savepoint create": [([], 2)],
+    "savepoint list": [],
+    "savepoint drop": [([], 2)],
     "package": [(["--out", "x.zip"], 0), ([], 2)],
     "down": [([], 0)], "up": [(["--brokers", "0"], 2)], "demo": [(["--semantics", "x"], 2)],
 }  # fmt: skip
