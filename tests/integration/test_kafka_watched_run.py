@@ -219,7 +219,7 @@ def test_the_command_serves_metrics_and_writes_json(
     urls = [one["message"] for one in said if one["message"].startswith("metrics: http://127.0.0.1:")]
     assert len(urls) == 1
     taken = launcher.word_count(unique, unique, unique, "--metrics", services.kafka)
-    assert taken.status == 2
+    assert taken.status == 1, "the port may be free when it is started again"
     assert "cannot be listened on" in taken.stderr
 
 

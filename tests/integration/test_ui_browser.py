@@ -42,6 +42,13 @@ SERIOUS = ("serious", "critical")
 _DEADLINE_SECONDS = 120
 VIEWS = ("", "/timeline", "/source", "/state", "/failures", "/trust", "/graph", "/ask/pause")
 _LOADED = "performance.getEntries().reduce((sum, one) => sum + (one.encodedBodySize || 0), 0)"
+# What reaches beyond the window, or beyond its own box, and cannot be scrolled to.
+_CUT = """() => [...document.querySelectorAll('main *:not(.skip)')].filter(one => {
+  if (one.closest('.wide, .chart, pre, svg') || !one.getClientRects().length) return false;
+  const hides = ['hidden', 'clip'].includes(getComputedStyle(one).overflowX);
+  const beyond = one.getBoundingClientRect().right > innerWidth + 1;
+  return beyond || (hides && one.scrollWidth > one.clientWidth + 1);
+}).map(one => one.outerHTML.slice(0, 120))"""
 _MOST_LOADED = 150_000
 _OPEN_PAGES = 50
 _OPEN_SECONDS = float(os.environ.get("TXSTREAM_OPEN_PAGES_SECONDS", "60"))
@@ -87,6 +94,7 @@ class Looking:
         wider = self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
         if wider > 0:
             self.wrong.append(f"{path} is {wider} px too wide")
+        self.wrong += [f"{path}: {one!r} is cut" for one in self.page.evaluate(_CUT)]
         loaded = self.page.evaluate(_LOADED)
         if loaded > _MOST_LOADED:
             self.wrong.append(f"{path} loads {loaded} bytes")
@@ -332,7 +340,7 @@ def test_a_thousand_partitions_fit_a_phone_and_a_keyboard(
         paths = [f"/topologies/words{view}" for view in ("", "/timeline", "/source", "/trust", "/batches/12")]
         for width, scheme in ((1240, "light"), (390, "dark")):
             looking = Looking(browser, url, width, scheme)
-            for path in ("/", *paths):
+            for path in ("/", "/errors", *paths):
                 assert len(looking.look(path).splitlines()) < 1000, path
             page = looking.page
             page.goto(paths[1])

@@ -68,12 +68,14 @@ class Served:
         self._serve(rig.url, **options)
 
     @classmethod
-    def over(cls, zookeeper: MemoryZooKeeper, url: str, monkeypatch: pytest.MonkeyPatch) -> Served:
+    def over(
+        cls, zookeeper: MemoryZooKeeper, url: str, monkeypatch: pytest.MonkeyPatch, **options: Any
+    ) -> Served:
         """Return the page over what runs have left."""
         served = cls.__new__(cls)
         served.zookeeper, served.away = zookeeper, False
         served._open(monkeypatch)
-        served._serve(url)
+        served._serve(url, **options)
         return served
 
     def _open(self, monkeypatch: pytest.MonkeyPatch) -> None:

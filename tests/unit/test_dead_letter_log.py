@@ -25,13 +25,16 @@ from txstream import (
     SqlStateBolt,
     Tuple,
     custom,
+    inspect,
 )
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.topology import Topology
 from txstream.cli.logs import JsonLines
 from txstream.cli.run import summary
 from txstream.engine.loop.report import RunReport
+from txstream.inspect.phases import phases
 from txstream.plugins.proof.zookeeper_tree import MemoryTree
+from txstream.settings import Settings
 
 pytest.importorskip("prometheus_client")
 from support.measured import MeasuredRun
@@ -145,6 +148,17 @@ def test_with_dead_letters_nothing_says_what_the_failing_record_holds(kind: str,
     with closing(sqlite3.connect(database)) as opened:
         letters = [str(row) for row in opened.execute("SELECT * FROM txstream_dead_letter")]
     assert [SECRET in one for one in letters] == ([] if kind in ("fails", "once") else [True])
+
+
+def test_the_seconds_of_a_search_are_logged_and_those_of_its_batch_add_up(tmp_path: Path) -> None:
+    database = tmp_path / "state.db"
+    log, _, _ = run("is refused", database, DeadLetters())
+    one = inspect.batch("cards", 2, Settings(database=f"sqlite:///{database}")).batch
+    spent, row = phases(one), one.first
+    assert row.committed_at is not None
+    whole = spent["plan"] + (row.committed_at - row.planned_at).total_seconds() + spent.get("advance", 0.0)
+    assert sum(spent.values()) == pytest.approx(whole, abs=1e-4)
+    assert f"1 dead letter: StateValueError in component 'store'; search {spent['search']:.3f} s" in log
 
 
 def test_without_dead_letters_log_and_ledger_say_it(tmp_path: Path) -> None:

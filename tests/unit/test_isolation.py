@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from support.lists import each
 
 from txstream import (
     BasicBolt,
@@ -38,6 +39,7 @@ from txstream.core.errors import BatchTimeoutError
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.batch.record_search import FailingRecord
 from txstream.engine.letters.isolation import Isolated, Isolation
+from txstream.engine.letters.retry_policy import AttemptTime
 from txstream.engine.letters.rows import _headers
 from txstream.plugins.local.local_runner import InProcessRunner
 from txstream.spouts.memory import MemoryRange
@@ -341,7 +343,7 @@ def test_a_value_that_no_state_takes_is_found(spout: Any, database: str) -> None
 
 
 class Hangs(BasicBolt):
-    """Hangs at the word "hangs" until the test is over. At "slow" it hangs five times, and then never again.
+    """Hangs at the word "hangs" until the test is over. At "slow" it hangs four times, and then never again.
     While it hangs, and does nothing else, the clock goes past one message timeout after the other."""
 
     output = "word string"
@@ -353,11 +355,11 @@ class Hangs(BasicBolt):
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
         word = tup["word"]
         Hangs.calls = call = Hangs.calls + 1
-        if word == "hangs" or (word == "slow" and self.hung[word] < 5):
+        if word == "hangs" or (word == "slow" and self.hung[word] < 4):
             self.hung[word] += 1
-            while not self.over.wait(0.01):
+            while not self.over.wait(0.05):  # what was ended has some turns to end
                 if call == Hangs.calls:
-                    self.clock.advance(31)
+                    self.clock.advance(16)
         collector.emit((word,))
 
 
@@ -428,6 +430,34 @@ def test_a_record_that_hangs_is_found_by_halving_and_tried_once_more_at_the_end(
     assert [(one.record.offset, one.record.exception) for one in found.found] == [(5, "BatchTimeoutError")]
     assert tried[-2:] == [{0, 1, 2, 3, 4, 6, 7}, {5}]
     assert len(tried) == 11  # workers, the whole, two for each of three halvings, and the record twice more
+
+
+@each("bad", [0, 1, 30, 31, 61])
+def test_a_hanging_record_of_62_is_found_in_the_time_of_five_trials(bad: int) -> None:
+    tried: list[set[int]] = []
+    waited: list[float] = []
+
+    def hangs(part: set[int]) -> bool:
+        if bad in part:
+            share = isolation.share(TransactionAttempt(Txid(1), AttemptId(3)))
+            waited.append(1.0 if share is None else share)
+        return bad in part
+
+    isolation = isolation_of(hangs, tried)
+    batch: BatchMetas[Any] = BatchMetas({"p": MemoryRange(0, 62)})
+    found = isolation.run(TransactionAttempt(Txid(1), AttemptId(3)), batch, lambda: True, hangs=True)
+    assert [one.record.offset for one in found.found] == [bad]
+    assert set(range(62)) - {bad} in tried
+    assert tried.count({bad}) == 3
+    assert waited[-3:] == [1.0] * 3, "the verdict is of whole trials"
+    assert sum(waited) <= 5 - len(waited) / 20, "it is looked at twenty times a trial"
+
+
+def test_a_trial_costs_its_timeout_without_the_time_of_a_cold_start() -> None:
+    time = AttemptTime(30.0, 30.0)
+    time.ended(BatchTimeoutError("it hung"))
+    assert (time.seconds, time.of_trial(None)) == (60.0, 60.0)
+    assert (time.of_trial(1.0), time.of_trial(0.2)) == (30.0, 6.0)
 
 
 def test_a_record_that_hangs_no_more_once_the_others_have_passed_is_not_dead() -> None:
@@ -524,7 +554,7 @@ def test_each_reason_is_logged_once_with_its_count(database: str, caplog: pytest
     with running({"p": ["bad1", "a", "bad2", "b", "alone"]}, database) as test:
         test.run()
     told = [record.getMessage() for record in caplog.records if "dead letter" in record.getMessage()]
-    assert told == [
+    assert [one.partition("; search ")[0] for one in told] == [
         "txid 1: 2 dead letters: ValueError in component 'parse'",
         "txid 1: 1 dead letter: RuntimeError in component 'together'",
     ]

@@ -129,6 +129,20 @@ def test_a_bug_that_fails_each_record_ends_a_run_of_small_batches(spout: Any, fi
 
 @BOTH
 @FIRST
+def test_two_bad_records_of_the_first_three_end_no_run_and_a_hundred_and_one_do(
+    spout: Any, first: Any, path: Path
+) -> None:
+    words = ["a", "bad", "bad", *["bad"] * 99]
+    with running(path, words, spout=spout, first=first, limits=DeadLetters(), batch=3) as (test, _):
+        test.commit(1)
+        assert (dead(path), test.table("counts")) == (2, {"a": 1})
+        with pytest.raises(TooManyDeadLettersError, match=r"101 of the last 102 records.*at most 100 may"):
+            test.run()
+        assert dead(path) == 98
+
+
+@BOTH
+@FIRST
 def test_batches_side_by_side_count_together(spout: Any, first: Any, path: Path) -> None:
     limits = DeadLetters(max_per_batch=10)
     with running(path, ["bad"] * 50, spout=spout, first=first, limits=limits, pending=3) as (test, _):

@@ -18,8 +18,9 @@ from txstream.core.transaction import Txid
 
 DEFAULT_MAX_PER_BATCH = 100
 DEFAULT_MAX_SHARE = 0.01
-# A live batch may have a handful of records, of which a share would allow one.
-_SMALL = 10
+# A live batch may have a handful of records, of which a share would allow none. When all fail, batch after
+# batch, the window of the latest records ends the run.
+_ALWAYS = 10
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
@@ -28,12 +29,11 @@ class DeadLetters:
     """Asks for dead letters: `TransactionalTopologyBuilder(..., dead_letters=DeadLetters())`.
 
     At most `max_per_batch` records of a batch become dead letters, and at most the share `max_share` of its
-    records; of a small batch up to ten, if they are no more than half of it, and always one. When more fail
-    it is a bug and not poison, and the run ends with the first error. So it does with TooManyDeadLettersError
-    when of the last 10,000 records, and all of the last ten minutes, more than that share become dead
-    letters, and more than `max_per_batch`. Late records, of a table with `keep`, are not counted. Once
-    they are committed, they are sent to the Kafka topic `topic` as well, if it is given. Raises
-    TopologyError for impossible values.
+    records, but always ten. When more fail it is a bug and not poison, and the run ends with the first error.
+    So it does with TooManyDeadLettersError when of the last 10,000 records, and all of the last ten minutes,
+    more than that share become dead letters, and more than `max_per_batch`. Late records, of a table with
+    `keep`, are not counted. Once they are committed, they are sent to the Kafka topic `topic` as well, if it
+    is given. Raises TopologyError for impossible values.
     """
 
     max_per_batch: int = DEFAULT_MAX_PER_BATCH
@@ -51,8 +51,7 @@ class DeadLetters:
 
     def most_of(self, records: int) -> int:
         """Return how many of a batch's records may become dead letters."""
-        of_a_small_batch = max(1, min(_SMALL, records // 2))
-        return min(self.max_per_batch, max(of_a_small_batch, math.floor(self.max_share * records)))
+        return min(self.max_per_batch, max(_ALWAYS, math.floor(self.max_share * records)))
 
 
 @dataclass(frozen=True, slots=True, order=True)

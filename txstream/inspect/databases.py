@@ -87,12 +87,22 @@ class Databases:
     """What each URL and each place (`place_of`) led to; None if it could not be opened."""
     topology_id: str | None = None
     """The topology that was asked for; None for all."""
+    error: TxstreamError | None = None
+    """Why the first of the missing could not be opened that the settings name."""
 
     def at(self, url: str) -> StateBackend | None:
         """Return the open database that a URL leads to, perhaps opened by another of its URLs."""
         from txstream.state import place_of
 
         return self.known.get(url) or self.known.get(place_of(url))
+
+    def missing_of_topology(self) -> list[MissingDatabase]:
+        """Return those of the missing that the topology that was asked for may have: where one of its
+        databases lists all, no other."""
+        from txstream.state import place_of
+
+        listed = {place_of(url) for fence in self.fences.values() if fence for url in databases_of(fence)}
+        return [one for one in self.missing if not listed or place_of(one.database) in listed]
 
     def require(self, url: str) -> StateBackend:
         """As `at`. Raises ServiceUnavailableError if it is not open."""
@@ -168,6 +178,8 @@ def open_databases(
                     raise
                 if is_given and isinstance(error, _NoFileError) and url == settings.database_url():
                     continue  # no run has made it yet; if one has, another database names it
+                if is_given:
+                    found.error = found.error or error
                 found.missing.append(_missing(url, error))
                 continue
             if belongs or all_given or not is_given:
@@ -278,17 +290,17 @@ def topology_databases(
                 raise UsageError(f"these databases were opened for {databases.topology_id!r}")
         else:
             settings = (where or Settings()).resolve()
-            try:
-                databases = stack.enter_context(open_databases(settings, topology_id))
-            except ServiceUnavailableError:
-                refuse_tracked(settings, topology_id)  # it needs no database
-                raise
+            databases = stack.enter_context(open_databases(settings, topology_id, strict=False))
             if not databases.opened:
+                if databases.error is not None:
+                    refuse_tracked(settings, topology_id)  # it needs no database
+                    raise databases.error
                 raise nowhere(settings, topology_id)
+        away = databases.missing_of_topology()
         if missing is None:
-            refuse_missing(databases.missing)
+            refuse_missing(away)
         else:
-            missing += databases.missing
+            missing += away
         yield databases
 
 

@@ -82,7 +82,7 @@ def standing_of(settings: Settings, topology_id: str, zookeeper: ZooKeeper) -> S
             databases = stack.enter_context(open_databases(settings, topology_id, strict=False))
         snapshot = look(zookeeper, topology_id, databases.opened)
         dead = late = left_out = None
-        missing = (*databases.missing, *_unknown(snapshot, databases))
+        missing = (*databases.missing_of_topology(), *_unknown(snapshot, databases))
         if not missing:
             dead = number_dead(topology_id, databases.opened)
             late = number_late(topology_id, databases.opened) if dead else 0

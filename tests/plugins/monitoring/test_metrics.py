@@ -37,7 +37,7 @@ from txstream import (
 from txstream.api.bolts import BasicBolt
 from txstream.api.spouts import HeldBack
 from txstream.core.dead_letters import DeadLetters
-from txstream.core.errors import UsageError
+from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.core.transaction import TransactionAttempt, epoch_of
 from txstream.inspect.health import Word
 from txstream.plugins.monitoring.catalog import CATALOG
@@ -285,7 +285,7 @@ def test_a_port_that_is_taken_is_refused() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with (
-            pytest.raises(UsageError, match=f"port {port} cannot be listened on"),
+            pytest.raises(ServiceUnavailableError, match=f"port {port} cannot be listened on"),
             served(run.metrics, str(port)),
         ):
             pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 import threading
 from datetime import UTC, datetime
@@ -10,20 +12,24 @@ from typing import Any
 
 import pytest
 from support.kafka_topics import wait_until
-from support.measured import MeasuredRun, counting
+from support.measured import MeasuredRun, counting, scrape
 from support.memory_zookeeper import MemoryZooKeeper
 from support.ui_site import Served
 
-from txstream import BasicBolt, MemorySpout, OutputCollector, Tuple
+from txstream import BasicBolt, DeadLetters, MemorySpout, OutputCollector, Tuple
+from txstream.cli import failures_shown, status
+from txstream.cli.main import main
 from txstream.core import waiting
 from txstream.core.waiting import RunAbortedError
 from txstream.inspect import standing
 from txstream.inspect.source import SourceNow
+from txstream.plugins.monitoring.server import served
 from txstream.zookeeper import ROOT, Paths
 from txstream.zookeeper.candidates import candidate_data
 
 MENDED = threading.Event()
 ID = "word-count"
+CLIENT = "testclient"  # the address that a TestClient comes from
 
 
 class Stumbles(BasicBolt):
@@ -169,3 +175,66 @@ def test_a_batch_that_fails_is_on_the_timeline_with_its_ranges_and_frames(
     served.forget()
     assert "ValueError: bad secret" in served.get(f"/topologies/{ID}/batches/2"), "the ledger has it"
     assert "not committed yet" not in served.get(f"/topologies/{ID}/timeline")
+
+
+def test_a_batch_that_leaves_out_a_record_is_nowhere_called_failed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    zookeeper = MemoryZooKeeper()
+    database = f"sqlite:///{tmp_path / 'state.db'}"
+    seen = Served.over(zookeeper, database, monkeypatch)
+    for module in (failures_shown, status):
+        monkeypatch.setattr(module, "open_zookeeper", zookeeper.opened)
+    caplog.set_level(logging.INFO)
+    with MemorySpout("value string", {"lines/0": ["a", "b", "bad", "c"]}) as spout:
+        run = MeasuredRun(
+            counting(spout, Stumbles(), dead_letters=DeadLetters()), tmp_path / "state.db", zookeeper.memory
+        )
+        with served(run.metrics, "0") as url:
+            run.start()
+            run.wait_for(2)
+            figures = scrape(url)
+            run.stop()
+    assert figures["txstream_batches_total", "committed"] == 2
+    assert (figures["txstream_batches_total", "failed"], figures["txstream_batches_total", "dropped"]) == (
+        0,
+        0,
+    )
+    assert not [name for name in figures if name[0] == "txstream_attempts_failed_total"]
+    assert figures["txstream_dead_letters_total", "split"] == 1
+    assert [one.getMessage() for one in caplog.records if "fail" in one.getMessage()] == []
+    at = ["--database", database, "--zookeeper", "127.0.0.1:1"]
+    assert main(["batches", ID, "--failed", *at, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    for command in (["batches", ID], ["batches", ID, "--failed"], ["show", ID, "2"], ["status", ID]):
+        assert main([*command, *at]) == 0
+        told = capsys.readouterr()
+        assert "fail" not in (told.out + told.err).replace("with an attempt that failed", ""), command
+    for view in ("", "/timeline", "/batches/2"):
+        page = seen.get(f"/topologies/{ID}{view}").partition("<main")[2]
+        assert "failed" not in page.partition('<div class="legend">')[0], view
+    assert seen.json(f"/api/topologies/{ID}/failures")["reasons"] == []
+
+
+def test_a_request_of_the_page_says_who_asked_by_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    zookeeper = MemoryZooKeeper()
+    seen = Served.over(zookeeper, f"sqlite:///{tmp_path / 'state.db'}", monkeypatch, allow_operate=True)
+    with MemorySpout("value string", {"lines/0": ["a", "b"]}) as spout:
+        run = MeasuredRun(counting(spout, Stumbles()), tmp_path / "state.db", zookeeper.memory)
+        run.start()
+        run.wait_for(1)
+        candidate = f"{Paths(ROOT, ID).leader}/{'a' * 32}-0000000001"
+        zookeeper.memory.write(candidate, candidate_data())  # nobody elects where there is no server
+        for kind in ("pause", "stop"):
+            assert seen.post(f"/topologies/{ID}/ask/{kind}").status_code == 200
+            seen.forget()
+            assert f" by page from {CLIENT}." in seen.get(f"/topologies/{ID}")
+        run.stop()
+    assert [
+        one.getMessage() for one in caplog.records if f"as asked by page from {CLIENT}" in one.getMessage()
+    ]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -20,10 +21,11 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 from support.lists import each
-from support.states import Rig
+from support.states import Rig, name_databases
 from support.ui_site import AWAY, BASE, TXIDS, Served, filled
 from support.zookeeper_backends import CODEC, metas
 
+import txstream
 from txstream.api.spouts import HeldBack
 from txstream.cli import failures_shown, status
 from txstream.cli.main import main
@@ -36,7 +38,13 @@ from txstream.inspect import Batch, LedgerEntry, MissingDatabase, databases, ove
 from txstream.inspect.source import SourceNow
 from txstream.plugins.compare import kept
 from txstream.plugins.proof.zookeeper_tree import MemoryProgress
-from txstream.plugins.web import app as app_module, site as site_module, views
+from txstream.plugins.web import (
+    app as app_module,
+    last_hour as hour_module,
+    pages,
+    site as site_module,
+    views,
+)
 from txstream.plugins.web.app import make_app
 from txstream.plugins.web.command import metrics_of
 from txstream.plugins.web.site import Site
@@ -232,6 +240,13 @@ def test_a_database_that_is_away_is_told_in_words(served: Served, monkeypatch: p
         text = served.get(f"/topologies/words{view}", 503)
         assert "state.db does not answer" in text
         assert "Traceback" not in text
+        # What ZooKeeper and Kafka know is there, and a way to what helps.
+        assert "waiting for the database since" in text
+        assert f"<dt>last txid</dt><dd>{TXIDS}</dd>" in text
+        assert f"<dt>leader</dt><dd>{served.zookeeper.leader('words')}</dd>" in text
+        assert "<dt>lag</dt><dd>its source is only known to the topology&#39;s code</dd>" in text
+        assert "<dt>dead letters</dt><dd>not known</dd>" in text
+        assert '<a href="/errors#ServiceUnavailableError">What to do</a>' in text
     assert "does not answer" in served.json("/api/topologies/words/batches", 503)["error"]
     # What ZooKeeper knows is shown, and what cannot be asked is not known, which is not 0.
     for view in ("", "/source", "/trust"):
@@ -246,6 +261,54 @@ def test_a_database_that_is_away_is_told_in_words(served: Served, monkeypatch: p
     assert "state.db was left out: does not answer" in listed
     assert 'href="/topologies/words"' in listed
     assert '<td data-label="dead letters" class="n">\n-\n</td>' in listed
+
+
+def test_topologies_of_other_databases_are_shown_while_one_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = filled(tmp_path, 5)
+    name_databases(ledger, [ledger.url])  # as a run does
+    served = Served(ledger, monkeypatch)
+    other = open_database(f"sqlite:///{tmp_path / 'other.db'}")
+    places = served.site.settings
+    served.site = Site(replace(places, database=other.display_url, state_databases=(ledger.url,)))
+    served.client = TestClient(make_app(served.site), base_url=BASE)
+    check = StateDatabase.check
+
+    def checked(database: StateDatabase) -> None:
+        if database.display_url == other.display_url:
+            raise ServiceUnavailableError(f"database {database.display_url} does not answer")
+        check(database)
+
+    monkeypatch.setattr(StateDatabase, "check", checked)
+    (tmp_path / "other.db").touch()
+    for view in VIEWS:
+        assert "does not answer" not in served.get(f"/topologies/words{view}"), view
+    assert served.json("/api/topologies/words")["dead_letters"] == 0
+
+
+def test_each_error_that_is_shown_leads_to_its_remedy(
+    ledger: Rig, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (Path(txstream.__file__).parents[1] / "docs/operations.md").read_text(encoding="utf-8")
+    section = guide.partition("\n## Errors\n")[2].partition("\n## ")[0].strip() + "\n"
+    assert files("txstream.plugins.web").joinpath("errors.md").read_text(encoding="utf-8") == section
+    page = served.get("/errors")
+    anchors = set(re.findall(r'<code id="(\w+)">', page))
+    assert {"ServiceUnavailableError", "AnswerLostError", "BoltError", "CoordinatorError"} <= anchors
+    assert "<code>txstream dead-letters retry ID</code>; or allow more" in page
+    assert "`" not in page.partition("<main")[2]
+    reasons = {"component 'split': ValueError; the run's output has the message": 3, "DataLostError": 1}
+    served.store.notes.put(FAILING, FailingBatch(Txid(TXIDS + 1), attempt_id(2, 9), NOON, reasons))
+    leads = {
+        "": "DataLostError", "/batches/5": "BoltError", f"/batches/{TXIDS + 1}": "DataLostError",
+        "/failures": "BoltError",
+    }  # fmt: skip
+    for view, name in leads.items():
+        linked = re.findall(r'href="/errors#(\w+)"', served.get(f"/topologies/words{view}"))
+        assert name in linked, view
+        assert {*linked} <= anchors, view
+    assert "/errors#UnknownTopologyError" in served.get("/topologies/nix", 404)
 
 
 def test_the_dead_letters_of_a_database_that_the_page_does_not_have_are_not_known(
@@ -530,6 +593,50 @@ def test_a_partition_that_was_away_before_the_batches_that_are_looked_at_says_so
     assert "txid 20</a> or before)" in served.get("/topologies/words/source")
 
 
+def test_now_has_the_last_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = filled(tmp_path)
+    end = datetime.now(UTC).replace(tzinfo=None)
+    with sqlite3.connect(tmp_path / "state.db") as connection:
+        for txid in range(1, TXIDS + 1):
+            # Three batches in a minute; the first is older than an hour, and the last minute has none.
+            at = end - timedelta(hours=2) if txid == 1 else end - timedelta(seconds=20 * (TXIDS - txid) + 65)
+            connection.execute(
+                "UPDATE txstream_batch SET planned_at = ?, committed_at = ?, tuples = 600, "
+                "details = json_set(COALESCE(details, '{}'), '$.lag_records', ?) WHERE txid = ?",
+                ((at - timedelta(seconds=1.5)).isoformat(" "), at.isoformat(" "), 1000 + txid, txid),
+            )
+    served = Served(rig, monkeypatch)
+    for most_read, stride in ((240, 1), (10, 3)):
+        monkeypatch.setattr(hour_module, "_MOST_READ", most_read)
+        served.forget()
+        found = served.json("/api/topologies/words/hour")
+        assert found["stride"] == stride
+        rates, lags, took = (found[name] for name in ("records_per_second", "lag_records", "commit_seconds"))
+        assert (len(rates), len(lags), len(took)) == (60, 60, 60)
+        assert rates[-4:] == [30.0, 30.0, 30.0, 0.0]
+        assert sum(rates) * 60 == pytest.approx(600 * (TXIDS - 1), abs=600 * (stride - 1) + 1)
+        assert (lags[-1], took[-1]) == (None, None)
+        assert lags[-2] > 1000 + TXIDS - stride
+        assert {*took} == {None, 1.5}
+        text = served.get("/topologies/words")
+        assert "records/s: at most 30.0, last 0.0" in text
+        assert "seconds from plan to commit: at most 1.5, last 1.5" in text
+        assert ("Estimated from one batch of 3." in text) == (stride > 1)
+    rig.database.close()
+
+
+def test_numbers_of_a_column_have_their_points_below_each_other() -> None:
+    column = pages.aligned(["1234567.5", "-2.25", "3", None, 1000])
+    assert column == [
+        "1,234,567.5\u2007",
+        "-2.25",
+        "3\u2008\u2007\u2007",
+        "-\u2008\u2007\u2007",
+        "1,000\u2008\u2007\u2007",
+    ]
+    assert pages.aligned([1, 20, 3000]) == ["1", "20", "3,000"]
+
+
 def test_trust_has_fences_and_the_fsck_that_was_asked_for(served: Served) -> None:
     (place,) = served.json("/api/topologies/words/trust")["databases"]
     assert (place["fence_epoch"], place["last_txid"]) == (1, TXIDS)
@@ -694,7 +801,7 @@ def test_an_action_is_asked_once_and_goes_through_the_queue(
     assert answer.status_code == 503
     assert "has not answered within 0.1 s; the request is stored" in answer.text
     (request,) = served.zookeeper.requests("words").read().waiting
-    assert (request.kind, request.asked_by) == (Kind.PAUSE, "page")
+    assert (request.kind, request.asked_by) == (Kind.PAUSE, "page from testclient")
     served.client.post(
         "/topologies/words/ask/retry",
         headers={"origin": "http://127.0.0.1:8765"},

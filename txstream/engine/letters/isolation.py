@@ -33,7 +33,9 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _LATE_AT_ONCE = 1_000
+_TOO_LONG = "a part of it was not processed in time (message_timeout_seconds)"
 _LATE = "its row is older than its table keeps rows"
+_LEAST_SHARE, _NEARLY_ALL = 0.2, 0.75
 _MOST_HANGING = 3
 """Each costs minutes, and when all records hang, it is no record."""
 
@@ -88,6 +90,7 @@ class Isolation(Generic[T]):
         self._trials: Counter[TransactionAttempt] = Counter()
         self.trying: dict[TransactionAttempt, str] = {}
         """How much is left to look through, of each attempt that searches."""
+        self._shares: dict[TransactionAttempt, float | None] = {}
         # The number of the last trial of an attempt that was ended.
         self._ended: dict[TransactionAttempt, int] = {}
         # Batches whose search by workers has not come to its end.
@@ -104,24 +107,30 @@ class Isolation(Generic[T]):
         """Return how many trials of an attempt have begun: as long as it grows, nothing hangs."""
         return self._trials[attempt]
 
+    def share(self, attempt: TransactionAttempt) -> float | None:
+        """Return which share of the message timeout the present trial has; None for one of nearly all of a
+        batch. Parts have theirs by size, so halving takes little more than one trial; a record has all."""
+        return self._shares.get(attempt)
+
     def end_trial(self, attempt: TransactionAttempt) -> bool:
         """Note that the trial of an attempt takes too long: however it fails now, it hung. Returns False if
         there is none, or if it was to end before."""
         trial = self._trials[attempt]
         if not trial or self._ended.get(attempt) == trial:
             return False
-        self._ended[attempt] = trial
+        self._ended[attempt], self._shares[attempt] = trial, None  # to end may take longer than to try
         return True
 
     def run(
-        self, attempt: TransactionAttempt, metas: BatchMetas[Any], is_wanted: Callable[[], bool]
-    ) -> Isolated[T]:
+        self, attempt: TransactionAttempt, metas: BatchMetas[Any], is_wanted: Callable[[], bool], *,
+        hangs: bool = False,
+    ) -> Isolated[T]:  # fmt: skip
         """Process a batch, without the records that fail by themselves; of retried ones each is tried alone.
-        Raises the first error when it cannot be explained by single records, or by so few of them;
-        BatchFailedError once it is not wanted."""
+        One that is known to hang is not tried as a whole. Raises the first error when single records, or so
+        few of them, do not explain it; BatchFailedError once it is not wanted."""
         search = _Search(self, attempt, metas, is_wanted)
         try:
-            found = search.retry(metas) if metas.retried else search.run(metas)
+            found = search.retry(metas) if metas.retried else search.run(metas, hangs=hangs)
             self._unfinished.discard(attempt.txid)
             return found
         except _HangingError as error:
@@ -132,6 +141,7 @@ class Isolation(Generic[T]):
     def _forget(self, attempt: TransactionAttempt) -> None:
         del self._trials[attempt]
         self.trying.pop(attempt, None)
+        self._shares.pop(attempt, None)
         self._ended.pop(attempt, None)
 
     def tell_again(
@@ -180,9 +190,13 @@ class _Search(Generic[T]):
         self._first: Exception | None = None
         self._hanging = 0
 
-    def run(self, metas: BatchMetas[Any]) -> Isolated[T]:
+    def run(self, metas: BatchMetas[Any], *, hangs: bool) -> Isolated[T]:
         log.info("%s: looking for the records at which it fails", self._attempt)
-        self._add_all(self._found_by_workers(metas))
+        if hangs:
+            for place, failure in failing_alone(metas, _HangingError(_TOO_LONG), self.failure):
+                self._add(place, failure)
+        else:
+            self._add_all(self._found_by_workers(metas))
         whole = metas
         while True:
             metas = whole.leaving_out(one.record for one in self._found)
@@ -320,13 +334,17 @@ class _Search(Generic[T]):
         isolation, attempt = self._isolation, self._attempt
         if isolation._ended.get(attempt) != isolation._trials[attempt]:
             return error
-        return _HangingError(f"{attempt}: a part of it was not processed in time (message_timeout_seconds)")
+        return _HangingError(f"{attempt}: {_TOO_LONG}")
 
     def _begin_trial(self, *parts: BatchMetas[Any]) -> None:
         if not self._is_wanted():
             raise BatchFailedError(f"{self._attempt} was cancelled")
+        size = _size(parts)
         self._isolation._trials[self._attempt] += 1
-        left = f"{_size(parts):,} of {counted(self._whole, 'record')} left to try"
+        share = size / self._whole if size > 1 else float(size)
+        is_all = size != 1 and (share == 0 or share > _NEARLY_ALL)
+        self._isolation._shares[self._attempt] = None if is_all else max(_LEAST_SHARE, share)
+        left = f"{size:,} of {counted(self._whole, 'record')} left to try"
         self._isolation.trying[self._attempt] = left if self._whole else "parts of it are tried"
 
 

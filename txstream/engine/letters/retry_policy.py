@@ -85,6 +85,10 @@ class AttemptTime:
         self._timeout_seconds = timeout_seconds
         self._warm_up_seconds = warm_up_seconds
 
+    def of_trial(self, share: float | None) -> float:
+        """Return how long a trial may take that has a share of the message timeout; None: all of a batch."""
+        return self.seconds if share is None else self._timeout_seconds * share
+
     def ended(self, error: BaseException | None = None) -> None:
         """Note that an attempt of this run has ended."""
         is_warm = not isinstance(error, BatchTimeoutError)

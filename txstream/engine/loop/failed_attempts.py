@@ -86,15 +86,17 @@ class FailedAttempts:
         """Return a txid's failures in this run, or None if there are none. They are kept until it commits."""
         return self._of_txid.get(txid)
 
-    def when_overdue(self, attempt: TransactionAttempt, done: str, is_due: Callable[[], bool]) -> None:
-        """Fail the attempt as not `done` if `is_due()` still holds when its time is up."""
+    def when_overdue(
+        self, attempt: TransactionAttempt, done: str, is_due: Callable[[], bool], after: float | None = None
+    ) -> None:
+        """Fail the attempt as not `done` if `is_due()` holds when its time is up, or `after` some seconds."""
         seconds = self.time.seconds
 
         def overdue() -> None:
             if self._batches.is_active(attempt) and attempt not in self._doomed and is_due():
                 self.failed(attempt, self.time.is_over(attempt, done, seconds))
 
-        self._batches.workers.after(seconds, overdue, is_deadline=True)
+        self._batches.workers.after(seconds if after is None else after, overdue, is_deadline=True)
 
     def failed(self, attempt: TransactionAttempt, error: BaseException, *, is_writing: bool = False) -> None:
         """Handle an attempt's failure. `is_writing`: it failed in the transactions of its states."""
@@ -161,6 +163,11 @@ class FailedAttempts:
         if not failures.by_records and failures.timeouts < _TIMEOUTS_BEFORE_ISOLATION:
             return False
         return self._batches.coordinator.may_leave_out(attempt)
+
+    def hangs(self, attempt: TransactionAttempt) -> bool:
+        """Return whether all of the attempt's batch is known to hang."""
+        failures = self._of_txid.get(attempt.txid)
+        return failures is not None and failures.timeouts >= _TIMEOUTS_BEFORE_ISOLATION
 
     def searched(self, *, has_found: bool) -> None:
         """Note that a batch has come to its end by a search, which has found records or none."""

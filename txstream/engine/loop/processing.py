@@ -37,6 +37,7 @@ from txstream.engine.loop.workers import Lane
 
 log = logging.getLogger(__name__)
 
+_LOOKED_AT = 0.05  # of the message timeout: how often it is looked at whether a trial hangs
 _TOLD_SECONDS = 1.0
 _MOST_FOUND = 10
 """By each Spark task that looks for the record at which a run has ended: when many fail, it is the code."""
@@ -145,7 +146,7 @@ class Processing:
 
         isolates, known = batches.failures.isolates(attempt), self._found.get(attempt.txid, ())
         searches = isolates or batches.failures.searches_at_once(attempt)
-        spare = 0
+        hangs, spare = isolates and batches.failures.hangs(attempt), 0
         if self._isolation is not None and not searches and batches.coordinator.may_leave_out(attempt):
             spare = self._isolation.spare(emit.metas)
 
@@ -175,7 +176,7 @@ class Processing:
             if emit.metas.excluded and self._isolation is not None:
                 found = self._isolation.tell_again(attempt, emit.metas, known, is_wanted)
             if searches and self._isolation is not None:
-                done = self._isolation.run(attempt, emit.metas, is_wanted)
+                done = self._isolation.run(attempt, emit.metas, is_wanted, hangs=hangs)
             else:
                 done = self._without_left_out(attempt, emit.metas, spare)
             try:
@@ -212,30 +213,38 @@ class Processing:
                 self._release_soon(result)
             batches.carry_out(batches.coordinator.ack(attempt))
 
-        def watch(trials: int) -> None:
+        def watch(trials: int, since: float) -> None:
+            isolation, time = self._isolation, batches.failures.time
+
             def is_due() -> bool:
                 if batches.coordinator.active[attempt.txid].phase is not BatchPhase.PROCESSING:
                     return False
-                isolation = self._isolation
                 begun = 0 if isolation is None else isolation.trials(attempt)
-                if begun != trials:
-                    watch(begun)  # each trial has as much time as an attempt
+                now = batches.workers.now()
+                if begun != trials:  # each trial has a time of its own
+                    watch(begun, now)
                     return False
-                if isolates and isolation is not None and isolation.end_trial(attempt):
-                    end = partial(self._runner.end_trial, attempt)
-                    what = f"a trial of {attempt} could not be ended"
-                    batches.workers.submit(Lane.CANCEL, lambda: _wish(end, what))
-                    watch(begun)
-                    return False
+                if isolates and isolation is not None:
+                    if now - since < time.of_trial(isolation.share(attempt)):
+                        watch(begun, since)
+                        return False
+                    if isolation.end_trial(attempt):
+                        end = partial(self._runner.end_trial, attempt)
+                        what = f"a trial of {attempt} could not be ended"
+                        batches.workers.submit(Lane.CANCEL, lambda: _wish(end, what))
+                        watch(begun, now)
+                        return False
                 return True
 
-            batches.failures.when_overdue(attempt, "processed", is_due)
+            # Looked at often: a trial begins when it likes, and one that hangs costs no more than its time.
+            after = time.of_trial(_LOOKED_AT) if isolates else None
+            batches.failures.when_overdue(attempt, "processed", is_due, after)
 
         def failed(error: BaseException) -> None:
             self._tell_search(attempt)
             batches.failures.failed(attempt, error)
 
-        watch(0)
+        watch(0, batches.workers.now())
         batches.workers.submit(Lane.JOB, work, done, failed, attempt=attempt)
         if searches:
             batches.workers.after(_TOLD_SECONDS, lambda: self._tell_search(attempt))
@@ -316,10 +325,11 @@ class Processing:
         """Have the batch commit without what was found, and say so: each reason once, no record's content."""
         self._found[attempt.txid] = [*self._found.get(attempt.txid, ()), *isolated.found]
         reasons = Counter((one.record.component, one.record.exception) for one in isolated.found)
+        seconds = self._batches.timing(attempt.txid).search_seconds
         for (component, kind), number in sorted(reasons.items()):
             log.warning(
-                "txid %d: %s: %s in component %r",
-                *(attempt.txid, counted(number, "dead letter"), kind, component),
+                "txid %d: %s: %s in component %r; search %.3f s",
+                *(attempt.txid, counted(number, "dead letter"), kind, component, seconds),
                 extra={"about": attempt},
             )
         again = set(planned.retried).difference(isolated.metas.retried)

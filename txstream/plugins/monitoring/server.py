@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from txstream.core.errors import UsageError
+from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.plugins.monitoring import require_client
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def parse_address(given: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def served(metrics: RunMetrics, address: str) -> Iterator[str]:
-    """Serve metrics inside the block, and yield their URL. Raises UsageError for an unusable address."""
+    """Serve metrics inside the block, and yield their URL. Raises UsageError for an unusable address,
+    ServiceUnavailableError for a port that is taken."""
     require_client()
     from prometheus_client import CollectorRegistry, start_http_server
 
@@ -37,7 +39,9 @@ def served(metrics: RunMetrics, address: str) -> Iterator[str]:
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        raise UsageError(
+        # A port that is taken may be free at the next start: no mistake of whoever typed it.
+        kind = ServiceUnavailableError if error.errno == errno.EADDRINUSE else UsageError
+        raise kind(
             f"--metrics {address}: {host} port {port} cannot be listened on ({error.strerror or error}); "
             "give another port, or 0 for a free one"
         ) from error

@@ -25,12 +25,13 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from txstream.core.errors import TopologyError, TxstreamError, UsageError
+from txstream.core.errors import ServiceUnavailableError, TopologyError, TxstreamError, UsageError
 from txstream.core.names import validate_topology_id
 from txstream.inspect import UnknownTopologyError
-from txstream.plugins.web import views
+from txstream.plugins.web import remedies, views
 from txstream.plugins.web.comparing import FAULTS
 from txstream.plugins.web.guard import Guard, is_same, is_text, logged_in
+from txstream.plugins.web.last_hour import last_hour
 from txstream.plugins.web.live import MOST_PAGES, Live
 from txstream.plugins.web.pages import Pages, address
 from txstream.plugins.web.site import Site
@@ -88,6 +89,7 @@ class App:
         one = "/topologies/{id}"
         shown: dict[str, Callable[[Request], Response]] = {
             "/": self._topologies,
+            "/errors": self._errors,
             one: self._topology,
             f"{one}/timeline": self._timeline,
             f"{one}/batches/{{txid:int}}": self._batch,
@@ -122,6 +124,7 @@ class App:
             f"/api{one}/state/{{table}}": lambda request: views.table(
                 site, *_table_of(request), _number(request, "txid")
             ),
+            f"/api{one}/hour": lambda request: last_hour(site, _id(request)),
             "/api/compare": lambda _: views.comparisons(site),
             "/api/compare/{name}": lambda request: views.comparison(site, request.path_params["name"]),
             "/api/overview": lambda _: views.overview(site),
@@ -163,7 +166,8 @@ class App:
         topology_id = _id(request)
         found = self.site.standing(topology_id)
         row = views.standing_row(self.site, found)
-        return self._one("topology", topology_id, "", row=row, found=found)
+        hour = None if row["kind"] == "tracked" or found.missing else last_hour(self.site, topology_id)
+        return self._one("topology", topology_id, "", row=row, found=found, hour=hour)
 
     def _timeline(self, request: Request) -> Response:
         topology_id, before = _id(request), _number(request, "before")
@@ -242,6 +246,9 @@ class App:
         self._require_operate()
         return Response(views.graph(self.site, _id(request)), media_type="image/svg+xml")
 
+    def _errors(self, request: Request) -> Response:
+        return self._pages.show("errors", parts=remedies.parts())
+
     def _compare(self, request: Request) -> Response:
         found = views.comparisons(self.site)
         return self._pages.show("compare", found=found, faults=FAULTS, live="", data="/api/compare")
@@ -286,7 +293,8 @@ class App:
     def _act(self, request: Request, form: Form) -> Response:
         self._require_operate()
         topology_id, kind = _id(request), _kind(request)
-        done = views.act(self.site, topology_id, kind, form.get("component", []))
+        client = "an unknown address" if request.client is None else request.client.host
+        done = views.act(self.site, topology_id, kind, client, form.get("component", []))
         return self._one("done", topology_id, "", done=done, live=None, data=None)
 
     def _fsck(self, request: Request, form: Form) -> Response:
@@ -341,7 +349,7 @@ class App:
             try:
                 return show(request)
             except TxstreamError as error:
-                return self._wrong(request, status_of(error), str(error))
+                return self._wrong(request, error)
 
         return shown
 
@@ -351,14 +359,21 @@ class App:
             try:
                 return await run_in_threadpool(do, request, form)
             except TxstreamError as error:
-                return await run_in_threadpool(self._wrong, request, status_of(error), str(error))
+                return await run_in_threadpool(self._wrong, request, error)
 
         return done
 
-    def _wrong(self, request: Request, status: int, words: str) -> Response:
+    def _wrong(self, request: Request, error: TxstreamError) -> Response:
         topology_id = request.path_params.get("id")
         shown = {"live": topology_id or "", "tracked": topology_id and self.site.is_tracked(topology_id)}
-        return self._pages.show("wrong", id=topology_id, words=words, data=None, status=status, **shown)
+        known = None
+        if topology_id and isinstance(error, ServiceUnavailableError):
+            with contextlib.suppress(TxstreamError):
+                known = views.standing_row(self.site, self.site.standing(topology_id))
+        return self._pages.show(
+            "wrong", id=topology_id, words=str(error), known=known, remedy=remedies.of_error(error),
+            data=None, status=status_of(error), **shown,
+        )  # fmt: skip
 
     def _refused(self, request: Request, error: HTTPException) -> Response:
         # Starlette writes its own in capitals; an unexpected error names a class.
@@ -366,7 +381,7 @@ class App:
         words = error.detail if error.status_code == 403 else f"{request.url.path}: {told}"
         if request.url.path.startswith("/api/"):
             return JSONResponse({"error": words}, error.status_code)
-        return self._pages.show("wrong", id=None, words=words, live=None, data=None, status=error.status_code)
+        return self._pages.show("wrong", words=words, known=None, remedy=None, status=error.status_code)
 
     def _broken(self, request: Request, error: Exception) -> Response:
         log.error("%s: unexpected %s", request.url.path, type(error).__name__, exc_info=error)

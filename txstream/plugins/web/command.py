@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 import socket
 import threading
@@ -14,7 +15,7 @@ import typer
 
 from txstream.cli.context import Cli, print_error
 from txstream.cli.options import command
-from txstream.core.errors import UsageError
+from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.plugins.monitoring import exposition_of_ledgers, require_client
 
 if TYPE_CHECKING:
@@ -167,7 +168,8 @@ def _listening(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host.strip("[]"), port), family=family)
     except OSError as error:
-        raise UsageError(f"cannot listen at {host} port {port}: {error.strerror or error}") from error
+        kind = ServiceUnavailableError if error.errno == errno.EADDRINUSE else UsageError
+        raise kind(f"cannot listen at {host} port {port}: {error.strerror or error}") from error
 
 
 def _shown(host: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from decimal import Decimal
 from importlib.resources import files
 from shlex import join
 from typing import Any
@@ -18,6 +20,7 @@ from txstream.core.placement import own_seconds
 from txstream.core.wording import counted, in_order, shown
 from txstream.plugins.notebook import attempt_chart
 from txstream.plugins.notebook.graph import Edge, Node, svg as draw
+from txstream.plugins.web import remedies
 from txstream.plugins.web.timeline import STEPS
 from txstream.plugins.web.views import shown_attempt
 
@@ -33,6 +36,7 @@ TABS = {
 """The views of a topology by the last part of their address. One of tracked tuples has only `OF_TRACKED`."""
 OF_TRACKED = ("", "trust", "graph")
 
+_DECIMAL = re.compile(r"-?\d+(\.\d+)?")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -49,9 +53,11 @@ class Pages:
             "operate": allow_operate,
             "version": txstream.__version__,
             "address": address,
+            "aligned": aligned,
             "age": age,
             "attempt": shown_attempt,
             "counted": counted,
+            "remedy_of": remedies.of_words,
             "in_order": in_order,
             "moment": moment,
             "shown": shown,
@@ -134,6 +140,21 @@ def told(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {told(one)}" for name, one in value.items())
     return " ".join(map(told, value)) if isinstance(value, (list, tuple)) else shown(value)
+
+
+def aligned(column: Sequence[Any]) -> list[str]:
+    """Return the numbers of a column, grouped, so that their points are below each other where they are set
+    to the right: what a fraction lacks is filled with spaces as wide as digits."""
+    texts = [
+        f"{Decimal(one):,f}" if isinstance(one, str) and _DECIMAL.fullmatch(one) else shown(one)
+        for one in column
+    ]
+    lengths = [len(text.partition(".")[2]) for text in texts]
+    most = max(lengths, default=0)
+    return [
+        text + ("\u2008" if most and not length else "") + "\u2007" * (most - length)
+        for text, length in zip(texts, lengths, strict=True)
+    ]
 
 
 def seconds(number: float) -> str:

@@ -184,13 +184,16 @@ class Site:
             raise UsageError(f"the code of topology {topology_id!r} is not known here")
         return self._code(topology_id)
 
-    def ask(self, topology_id: str, kind: str, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Ask the driver, as a command does. Raises NotRunningError, UsageError if the driver refuses, and
-        ServiceUnavailableError if it does not answer."""
+    def ask(
+        self, topology_id: str, kind: str, body: Mapping[str, Any], client: str
+    ) -> Mapping[str, Any] | None:
+        """Ask the driver, as a command does, for whoever is at the address `client`. Raises NotRunningError,
+        UsageError if the driver refuses, and ServiceUnavailableError if it does not answer."""
         with self.zookeeper() as zookeeper:
             if topology_id not in zookeeper.topologies():
                 raise UnknownTopologyError(topology_id)
-            return ask(zookeeper, topology_id, kind, body, _ANSWER_SECONDS, later=False, by="page")[1]
+            by = f"page from {client}"
+            return ask(zookeeper, topology_id, kind, body, _ANSWER_SECONDS, later=False, by=by)[1]
 
 
 def _mark_of(zookeeper: ZooKeeper, topology_id: str) -> object:

@@ -456,7 +456,9 @@ def table(
             lambda: inspect.top(topology_id, name, _RECENT, site.settings, database=place),
             2.0,
         )
-    keys = next((one["key"] for one in state(site, topology_id)["tables"] if one["table"] == name), "")
+    known = next((one for one in state(site, topology_id)["tables"] if one["table"] == name), {})
+    keys, columns = known.get("key", ""), f"{known.get('key', '')}, {known.get('value', '')}"
+    decimals = re.findall(r"(\w+) decimal\b", columns)
     return {
         "topology": topology_id,
         "table": name,
@@ -464,6 +466,7 @@ def table(
         "as_of": rows.as_of,
         "key_columns": [part.split()[0] for part in keys.split(", ") if part],
         "key": list(key),
+        "decimals": [one for name in decimals for one in (name, f"prev_{name}")],
         "rows": [flat_row(row, rows.semantics, has_prev=rows.has_prev) for row in rows.rows],
         "notes": list(rows.notes),
         "diff": None
@@ -572,9 +575,9 @@ def shown_attempt(attempt: int) -> str:
     return f"{epoch_of(attempt)}.{sequence_of(attempt)}"
 
 
-def act(site: Site, topology_id: str, kind: str, components: Sequence[str] = ()) -> str:
-    """Ask the driver, and return what it did in a sentence."""
-    told = site.ask(topology_id, kind, {"components": list(components)} if components else {})
+def act(site: Site, topology_id: str, kind: str, client: str, components: Sequence[str] = ()) -> str:
+    """Ask the driver for who is at the address `client`, and return what it did in a sentence."""
+    told = site.ask(topology_id, kind, {"components": list(components)} if components else {}, client)
     if kind == "pause":
         after = (told or {}).get("after")
         return f"{topology_id} is paused" + (

@@ -1,5 +1,5 @@
 <%inherit file="layout.mako"/>
-<%namespace file="parts.mako" import="changed, problems"/>
+<%namespace file="parts.mako" import="changed, problems, remedy_link"/>
 <%def name="title()">Txid ${txid} of ${id} · txstream</%def>
 <h1>Txid ${shown(txid)} <span class="state ${batch["status"]}">${batch["status"]}</span></h1>
 <p class="paging">
@@ -15,7 +15,7 @@ ${problems(missing)}
 (${attempt(batch["last_attempt"])}) at ${moment(batch["last_failed_at"])}.</p>
 <ul>
 % for reason, times in batch["reasons"].items():
-<li>${times} x ${reason}</li>
+<li>${times} x ${reason}. ${remedy_link(remedy_of(reason))}</li>
 % endfor
 </ul>
 <section>
@@ -119,6 +119,7 @@ ${changed(diff)}
 <article>
 <h3>${attempt(failed["attempt"]) if failed["attempt"] is not None else "an attempt"} at ${moment(failed["failed_at"])}</h3>
 <pre tabindex="0" role="region" aria-label="Error">${failed["error"]}</pre>
+<p>${remedy_link(remedy_of(failed["error"]))}</p>
 % if failed["traceback"]:
 <details><summary>Traceback</summary><pre tabindex="0" role="region" aria-label="Traceback">${failed["traceback"]}</pre></details>
 % endif

@@ -1,5 +1,5 @@
 <%inherit file="layout.mako"/>
-<%namespace file="parts.mako" import="problems"/>
+<%namespace file="parts.mako" import="problems, remedy_link"/>
 <%def name="title()">Failures of ${id} · txstream</%def>
 <h1>Failures and dead letters</h1>
 ${problems(failures["missing"])}
@@ -19,7 +19,7 @@ ${problems(failures["missing"])}
 <article>
 <h3>${f"{group['component']}: {group['exception'] or 'an error'}, " if group["component"] else ""}${counted(group["attempts"], "attempt")} of ${counted(group["batches"], "batch", "batches")}, last at ${moment(group["last"])}</h3>
 <pre tabindex="0" role="region" aria-label="Reason">${group["reason"]}</pre>
-<p class="soft">
+<p class="soft">${remedy_link(remedy_of(group["error"]))}
 % for txid in group["txids"]:
 <a href="${address(id, "batches", str(txid))}">txid ${txid}</a>
 % endfor
@@ -35,7 +35,7 @@ ${problems(failures["missing"])}
 % for group in failures["dead_letters"]:
 <article>
 <h3>${group["component"]}: ${group["exception"]}</h3>
-<p>${counted(group["dead"], "record")} dead, ${shown(group["retried"])} retried since.
+<p>${counted(group["dead"], "record")} dead, ${shown(group["retried"])} retried since. ${remedy_link(remedy_of(group["exception"]) or "BoltError")}
 % if operate and group["dead"]:
 <a class="button" href="${address(id, "ask", "retry", component=group["component"])}">Retry…</a>
 % endif

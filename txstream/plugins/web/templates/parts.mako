@@ -1,7 +1,12 @@
 <%def name="problems(missing)">
 % for words in missing:
-<p class="alert">${words}.</p>
+<p class="alert">${words}. ${remedy_link(remedy_of(words))}</p>
 % endfor
+</%def>
+<%def name="remedy_link(name)">\
+% if name:
+<a href="/errors#${name}">What to do</a>\
+% endif
 </%def>
 <%def name="spark(numbers)"><% most = max(numbers) or 1 %>
 <svg class="spark" viewBox="0 0 ${len(numbers) * 12} 40" width="${len(numbers) * 12}" height="40" role="img" aria-label="${", ".join(f"{one:,}" for one in numbers)}">
@@ -10,7 +15,27 @@
 % endfor
 </svg>
 </%def>
-<%def name="rows(found)"><% numbers = {name for row in found for name, value in row.items() if isinstance(value, (int, float)) and not isinstance(value, bool)} %>
+<%def name="hour_of(hour)">
+<section>
+<h2>The last hour, minute by minute</h2>
+<div class="hour">
+% for words, name, told in (("records/s", "records_per_second", shown), ("lag, in records", "lag_records", shown), ("seconds from plan to commit", "commit_seconds", shown)):
+<% known = [one for one in hour[name] if one is not None] %>
+% if known:
+<figure><figcaption>${words}: at most ${told(max(known))}, last ${told(known[-1])}</figcaption>
+${spark([one or 0 for one in hour[name]])}</figure>
+% endif
+% endfor
+</div>
+% if hour["stride"] > 1:
+<p class="soft">Estimated from one batch of ${shown(hour["stride"])}.</p>
+% endif
+</section>
+</%def>
+<%def name="rows(found, decimals=())"><%
+numbers = {name for row in found for name, value in row.items() if isinstance(value, (int, float)) and not isinstance(value, bool)} | {*decimals}
+texts = {name: aligned([row.get(name) for row in found]) for name in numbers}
+%>
 <div class="wide" tabindex="0" role="region" aria-label="Rows">
 <table>
 <thead><tr>
@@ -19,10 +44,10 @@
 % endfor
 </tr></thead>
 <tbody>
-% for row in found:
+% for place, row in enumerate(found):
 <tr>
 % for name, value in row.items():
-<td${' class="n"' if name in numbers else '' | n}>${shown(value)}</td>
+<td${' class="n"' if name in numbers else '' | n}>${texts[name][place] if name in numbers else shown(value)}</td>
 % endfor
 </tr>
 % endfor

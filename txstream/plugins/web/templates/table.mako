@@ -19,7 +19,7 @@
 % if not table["rows"]:
 <p>${"There is no row of this key." if table["key"] else "It has no rows yet."}</p>
 % else:
-${rows(table["rows"])}
+${rows(table["rows"], table["decimals"])}
 % endif
 </section>
 % if table["key"] and table["rows"]:

@@ -1,11 +1,11 @@
 <%inherit file="layout.mako"/>
-<%namespace file="parts.mako" import="problems, spark"/>
+<%namespace file="parts.mako" import="hour_of, problems, remedy_link, spark"/>
 <%def name="title()">${id} · txstream</%def>
 <% status = found.status %>\
 <h1>${id} <span class="state ${row["state"].replace(" ", "-")}">${row["state"]}</span></h1>
 ${problems(row["missing"])}
 % if row["health"] and row["health"] != row["state"]:
-<p class="alert">${row["health"][:1].upper()}${row["health"][1:]}.</p>
+<p class="alert">${row["health"][:1].upper()}${row["health"][1:]}. ${remedy_link(remedy_of(row["health"]))}</p>
 % endif
 % if row["paused"]:
 <p class="alert">Paused ${row["paused"]}.</p>
@@ -13,10 +13,11 @@ ${problems(row["missing"])}
 % if row["failing"]:
 <p class="alert"><a href="${address(id, "batches", str(row["failing"]["txid"]))}">Txid ${row["failing"]["txid"]}</a> is not committed yet: ${counted(row["failing"]["failed_attempts"], "attempt")}
 failed, the last one at ${moment(row["failing"]["last_failed_at"])}:
-${"; ".join(f"{times:,} x {reason}" for reason, times in row["failing"]["reasons"].items())}.</p>
+${"; ".join(f"{times:,} x {reason}" for reason, times in row["failing"]["reasons"].items())}.
+${remedy_link(remedy_of("; ".join(row["failing"]["reasons"])))}</p>
 % endif
 % for name, why in sorted(row["unavailable"].items())[:5]:
-<p class="alert">${name} cannot be read: ${why}.</p>
+<p class="alert">${name} cannot be read: ${why}. ${remedy_link("PartitionUnavailableError")}</p>
 % endfor
 % if row["kind"] == "tracked":
 ${trees(status.trees)}
@@ -44,7 +45,9 @@ no partition holds it back
 </small></div>
 % endif
 </div>
-% if len(row["tuples"]) > 1:
+% if hour:
+${hour_of(hour)}
+% elif len(row["tuples"]) > 1:
 <section>
 <h2>Records in the last ${len(row["tuples"])} batches</h2>
 ${spark(row["tuples"])}
