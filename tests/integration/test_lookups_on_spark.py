@@ -26,7 +26,7 @@ def test_workers_join_what_the_batches_say(spark: SparkSession, tmp_path: Path) 
         test.run()
         users, orders = (test.emitted_by_txid("split", stream) for stream in ("users", "orders"))
         names: dict[str, str] = {}
-        wanted = {}
+        wanted: dict[int, tuple[str, str | None]] = {}
         for txid in sorted(users):
             for key, name, kind, _ in users[txid]:
                 names[key] = name

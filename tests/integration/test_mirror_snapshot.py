@@ -46,6 +46,7 @@ def test_a_change_that_is_open_while_the_slot_is_created_is_not_lost(tmp_path: P
     assert update < seen  # or this is a test of nothing
     events: list[bytes | None] = [event("r", name, seen, "last"), event("u", "new", update, "false")]
     source = KafkaSource("goods", decode=Decode("debezium", COLUMNS))
+    assert source.value_schema is not None
     rows = source.value_schema.reader(SpoutContext("t", "goods", {})).read(events).to_pylist()
     given = [
         (row["id"], row["name"], row["op"], row["sequence"], "goods", 0, at) for at, row in enumerate(rows)

@@ -81,7 +81,7 @@ class Desk:
         """Return what both databases have, read without us."""
         query = f"SELECT word, n FROM {self.name}_"
         with psycopg.connect(self.postgres.replace("postgresql+psycopg", "postgresql")) as connection:
-            first = dict(connection.execute(f"{query}0").fetchall())
+            first: dict[str, int] = dict(connection.execute(f"{query}0").fetchall())
         with sqlite3.connect(self.sqlite.removeprefix("sqlite:///")) as file:
             return [first, dict(file.execute(f"{query}1").fetchall())]
 

@@ -43,7 +43,7 @@ READ: Row = {
     "seen": datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC), "photo": b"\0\1\2",
 }  # fmt: skip
 NOTHING = dict.fromkeys(READ)
-CONNECT_FIELDS = [
+CONNECT_FIELDS: list[Row] = [
     {"type": "int32", "optional": False, "field": "id"},
     {"type": "string", "optional": True, "field": "name"},
     {"type": "bytes", "optional": True, "field": "price", "name": "org.apache.kafka.connect.data.Decimal",

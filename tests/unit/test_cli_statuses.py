@@ -28,7 +28,7 @@ SERVICES = {
 }  # fmt: skip
 """Commands that need a service, which does not answer."""
 
-LEDGER = {
+LEDGER: dict[str, list[tuple[list[str], int]]] = {
     "batches": [
         (["words"], 0), (["words", "--before", "1"], 0), (["nix"], 1), (["words", *NO_DATABASE], 1),
         (["words", "--database", "sqlite:///lines.txt"], 1), (["words", "--last", "0"], 2),
@@ -70,7 +70,7 @@ LEDGER = {
 }  # fmt: skip
 """Commands over a ledger with the topology `words`, and what each ends with."""
 
-OTHERS = {
+OTHERS: dict[str, list[tuple[list[str], int]]] = {
     "describe": [
         ([CODE], 0), (["faulty:raises"], 1), (["faulty:none"], 1), (["faulty:nix"], 2), (["nix:nix"], 2),
         ([CODE, "-p", "nix=1"], 2),

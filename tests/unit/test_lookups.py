@@ -20,6 +20,7 @@ from txstream import (
     Max,
     MemorySpout,
     OpaqueSpout,
+    PartitionedSpout,
     SqlAppendBolt,
     SqlState,
     SqlStateBolt,
@@ -60,7 +61,7 @@ def users_table(name: str = "users", **options: Any) -> SqlTable:
 
 
 def joining(
-    source: MemorySpout,
+    source: PartitionedSpout[Any],
     spout: Any = OpaqueSpout,
     table: SqlTable | None = None,
     *,

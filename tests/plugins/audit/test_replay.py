@@ -171,7 +171,7 @@ def test_the_largest_differences_come_first_and_are_put_together_by_reducer() ->
     table = ReplayedTable("t", "store", bolt, None)
     gathered = KeyDifferences()
     for txid, (n, most) in enumerate([(2, 5), (3, 9)], 1):
-        rows = [
+        rows: list[tuple[Any, ...]] = [
             (("small",), None, {"n": 1, "most": 1, "word": "a"}, {"n": 2, "most": 1, "word": "a"}),
             (("large",), None, None, {"n": -n, "most": most, "word": None}),
             (("text",), None, {"n": 1, "most": 1, "word": "a"}, {"n": 1, "most": 1, "word": "b"}),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from txstream import KafkaSinkBolt
 from txstream.api.spouts import OpaqueSpout
 from txstream.examples.large_orders import FIELDS, graph, topology
 from txstream.spouts.memory import MemorySpout
@@ -38,4 +39,6 @@ def test_what_waits_for_the_topic() -> None:
 
 @pytest.mark.parametrize("semantics", ["opaque", "transactional"])
 def test_it_is_built_for_a_topic(semantics: Any) -> None:
-    assert topology("orders", semantics=semantics).components[-1].instance.writes_to == ("large-orders",)
+    sink = topology("orders", semantics=semantics).components[-1].instance
+    assert isinstance(sink, KafkaSinkBolt)
+    assert sink.writes_to == ("large-orders",)

@@ -266,5 +266,7 @@ def test_a_field_that_is_not_there_is_refused() -> None:
 def test_the_topology_may_not_read_its_topic() -> None:
     with pytest.raises(TopologyError, match="sales"):
         topology_of(OpaqueSpout(KafkaSource(["orders", "sales"]))).build()
-    selection = topology_of(OpaqueSpout(KafkaSource(topic_pattern="s.*"))).build().spout.source.selection
+    source = topology_of(OpaqueSpout(KafkaSource(topic_pattern="s.*"))).build().spout.source
+    assert isinstance(source, KafkaSource)
+    selection = source.selection
     assert [selection.reads(topic) for topic in ("sales", "sold")] == [False, True]

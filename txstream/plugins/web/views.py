@@ -456,7 +456,9 @@ def table(
             lambda: inspect.top(topology_id, name, _RECENT, site.settings, database=place),
             2.0,
         )
-    known = next((one for one in state(site, topology_id)["tables"] if one["table"] == name), {})
+    known: dict[str, Any] = next(
+        (one for one in state(site, topology_id)["tables"] if one["table"] == name), {}
+    )
     keys, columns = known.get("key", ""), f"{known.get('key', '')}, {known.get('value', '')}"
     decimals = re.findall(r"(\w+) decimal\b", columns)
     return {
