@@ -15,7 +15,7 @@ from support.runs import Launcher
 from txstream.plugins.local.embedded import Services
 
 
-@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
+@pytest.mark.parametrize("semantics", ["opaque", pytest.param("transactional", marks=pytest.mark.soak)])
 def test_every_record_is_one_row(
     services: Services, postgres: PostgresServer, tmp_path: Path, unique: str, semantics: str
 ) -> None:

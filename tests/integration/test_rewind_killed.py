@@ -144,6 +144,7 @@ def test_a_killed_rewind_is_finished_or_not_begun_by_the_next_run(
     assert desk.totals() == [dict(Counter(desk.words))] * 2
 
 
+@pytest.mark.soak
 def test_a_rewind_is_refused_while_a_driver_runs_and_a_savepoint_is_not(
     launcher: Launcher, postgres_url: str, tmp_path: Path, unique: str
 ) -> None:

@@ -26,7 +26,7 @@ from tracked_wheel import INSTALLS_AS, ROOT, tracked_files
 
 NEEDS: Final[dict[str, set[str]]] = {
     "audit": {"local"},  # batches run again without Spark
-    "change": set(),
+    "change": {"audit"},
     "compare": {"local", "notebook", "proof"},
     "doctor": {"residents", "tracked"},
     "files": set(),
