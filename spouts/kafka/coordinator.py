@@ -11,6 +11,8 @@ Invariants:
 - What is remembered between plans is where partitions without a place begin, until that is committed
   (`starting_places`), and what the present leaders have answered (`leader_epochs`), which can be
   asked again.
+
+Over 500 lines: one plan, whose parts share its deadline and what it has seen of the logs.
 """
 
 from __future__ import annotations

@@ -241,7 +241,9 @@ class TopologyStates:
         have written. Raises what `commit` raises.
         """
         attempt, writes = commit.attempt, self._own(commit)
-        with self.store.begin(self.life, str(attempt), alone=not self.life.is_fenced) as here:
+        # What marks rows changes those of the shares, which a task that writes again may still have in hand.
+        alone = not self.life.is_fenced or any(spec.state.marks for spec in self.life.tables)
+        with self.store.begin(self.life, str(attempt), alone=alone) as here:
             if self.life.is_fenced:
                 here.hold_fence(attempt.attempt)
             rows = _write(here, attempt, writes)
