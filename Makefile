@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 help:
 	@echo 'make demo     exactly-once word count on this machine, killed and resumed (ARGS= for its options)'
 	@echo 'make compare  the three semantics through the same faults, side by side (ARGS= for its options)'
-	@echo 'make test     the tests that every change waits for, ten minutes at most (ARGS= for pytest)'
+	@echo 'make test     the tests that every change waits for, some ten minutes (ARGS= for pytest)'
 	@echo 'make check    lint, format, types and make test: what must pass before a change lands'
 	@echo 'make format   rewrite the code in the format that check wants'
 	@echo 'make soak     all other tests: second servers and rounds, long crash tests, wrong implementations, guards'

@@ -105,7 +105,8 @@ class Desk:
         assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
 
 
-@pytest.mark.parametrize("spout", ["OpaqueSpout", pytest.param("TransactionalSpout", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("spout", ["OpaqueSpout", "TransactionalSpout"])
 def test_a_killed_rewind_is_finished_or_not_begun_by_the_next_run(
     launcher: Launcher, postgres_url: str, tmp_path: Path, unique: str, spout: str
 ) -> None:

@@ -57,14 +57,15 @@ def test_amended_windows_stay_closed(name: str, commit: str, tmp_path: Path) -> 
     assert table(path)["b", micros(at(0))] == (1, True)  # of a window that had no row when it closed
 
 
-@pytest.mark.parametrize("pending", [1, 3])
-@pytest.mark.parametrize("point", [one for one in Point if "persist" not in one])
+@pytest.mark.parametrize("pending", [pytest.param(1, marks=pytest.mark.soak), 3])
+@pytest.mark.parametrize(
+    "point",
+    [one for one in Point if "persist" not in one and one is not Point.BETWEEN_COMMITS],  # one database
+)
 @EVERY_SPOUT
 def test_a_driver_that_dies_changes_nothing(name: str, point: Point, pending: int, tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     executors = point in (Point.INSIDE_BEGIN, Point.AFTER_BEGIN, Point.BEFORE_WRITE, Point.AFTER_WRITE)
-    if point is Point.BETWEEN_COMMITS:
-        pytest.skip("there is one database")
     with MemorySpout(FIELDS, TWO, max_records_per_partition=1) as source:
         commit = "executors" if executors else "driver"
         topology = graph(source, name, late="amend", commit=commit, max_spout_pending=pending)
