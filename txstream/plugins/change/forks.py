@@ -1,0 +1,80 @@
+"""What a fork is: a topology beside another, over shadow tables, as the znode `fork` below its root says.
+
+Invariants. The znode is the first thing that a fork has, and goes with everything else of it. A fork is there
+once it has an identity too: until then it is half made, everything made carries `uuid`, and the same command
+makes it again. A state table `t` of the original is `t__NEW` in the fork NEW, whatever the original is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from txstream.core.batch_metas import to_json
+from txstream.zookeeper.paths import Paths
+from txstream.zookeeper.znode_values import parse_object, take
+
+if TYPE_CHECKING:
+    from txstream.zookeeper import ZooKeeper
+
+ZNODE: Final = "fork"
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """The topology `name`, of uuid `uuid`, is a fork of the topology `of`, whose uuid was `of_uuid` then.
+
+    `tables` has the shadow table of each state table of the original, by its name; a state of newer code that
+    the original has not is none of them. `began` says where: "savepoint NAME", "earliest", a time in ISO
+    8601, or "txid N". `at` is when it was made, in ISO 8601.
+    """
+
+    of: str
+    of_uuid: str
+    name: str
+    uuid: str
+    tables: Mapping[str, str]
+    began: str
+    at: str
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the fork as JSON values."""
+        return asdict(self)
+
+    def encode(self) -> bytes:
+        return to_json(self.to_document()).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> Fork:
+        """The inverse of `encode`. Raises CorruptStateError, naming `path`."""
+        document = parse_object(data, path, set(cls.__dataclass_fields__))
+        words = [name for name in cls.__dataclass_fields__ if name != "tables"]
+        texts = {name: take(document, name, str, path) for name in words}
+        return cls(**texts, tables=take(document, "tables", dict, path))
+
+
+def shadow(table: str, name: str) -> str:
+    """Return the table that the fork `name` has for a state table of the original."""
+    return f"{table}__{name}"
+
+
+def znode(zookeeper: ZooKeeper, topology_id: str) -> str:
+    """Return where it is stored what a topology is a fork of."""
+    return Paths(zookeeper.root, topology_id).note(ZNODE)
+
+
+def fork_of(zookeeper: ZooKeeper, topology_id: str) -> Fork | None:
+    """Return what a topology is a fork of, half made or not; None if it is no fork. Raises
+    CorruptStateError."""
+    path = znode(zookeeper, topology_id)
+    tree = zookeeper.tree()
+    tree.sync()
+    node = tree.get(path)
+    return None if node is None else Fork.decode(node.data, path)
+
+
+def forks_of(zookeeper: ZooKeeper, topology_id: str) -> list[Fork]:
+    """Return the forks that are there of a topology, sorted by name. Raises CorruptStateError."""
+    found = (fork_of(zookeeper, one) for one in zookeeper.topologies() if one != topology_id)
+    return [one for one in found if one is not None and one.of == topology_id]
