@@ -27,6 +27,7 @@ from txstream.cli.packaging import holds_framework
 from txstream.cli.parameters import spark_settings
 from txstream.cli.run_options import (
     KEPT_BY_DEFAULT,
+    Beside,
     KeepLedger,
     LogFormat,
     MessageTimeout,
@@ -36,6 +37,7 @@ from txstream.cli.run_options import (
     NoWait,
     OldKeepLedger,
     OtherId,
+    RecordsPerSecond,
     ResidentTasks,
     RunEnd,
     SessionTimeout,
@@ -45,6 +47,7 @@ from txstream.cli.run_options import (
     existing_files,
     is_json,
     kept_ledger,
+    under_other_id,
     with_options,
 )
 from txstream.cli.run_progress import Show, shown_progress
@@ -79,6 +82,7 @@ def run(
     target: Factory,
     parameter: FactoryArguments = None,
     topology_id: OtherId = None,
+    other: Beside = None,
     until: Until = None,
     until_txid: UntilTxid = None,
     no_wait: NoWait = False,
@@ -89,6 +93,7 @@ def run(
     message_timeout: MessageTimeout = None,
     dead_letters: MostDeadLetters = None,
     resident_tasks: ResidentTasks = None,
+    max_records_per_second: RecordsPerSecond = None,
     keep_ledger: KeepLedger = KEPT_BY_DEFAULT,
     keep: OldKeepLedger = None,
     metrics: Metrics = None,
@@ -102,8 +107,7 @@ def run(
     conf = spark_settings(spark_conf or [])
     files = existing_files(py_files or [])
     topology = load_topology(target, parameter or [])
-    if topology_id is not None:
-        topology = topology.with_id(topology_id)
+    topology = under_other_id(topology, topology_id, other)
     if as_json_lines:
         cli.as_json_lines = JsonLines(topology.id)
         write_as_json(cli.as_json_lines)
@@ -112,6 +116,7 @@ def run(
         message_timeout_seconds=message_timeout,
         most_dead_letters=dead_letters,
         resident_tasks=resident_tasks,
+        max_records_per_second=max_records_per_second,
     )
     settings = replace(
         _resolved(cli, standby),
@@ -121,7 +126,7 @@ def run(
         spark_log=spark_log(cli.log_dir, topology.id),
         ledger_keep=kept,
     )
-    remember_code(settings, topology.id, target, parameter or [])
+    remember_code(settings, topology.id, target, parameter or [], is_beside=other is not None)
     prune_logs(cli.log_dir)
     with (
         shipped_module(target) as modules,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from txstream.cli.beside import shadow as shadow
 from txstream.core.batch_metas import to_json
 from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.znode_values import parse_object, take
@@ -52,11 +53,6 @@ class Fork:
         words = [name for name in cls.__dataclass_fields__ if name != "tables"]
         texts = {name: take(document, name, str, path) for name in words}
         return cls(**texts, tables=take(document, "tables", dict, path))
-
-
-def shadow(table: str, name: str) -> str:
-    """Return the table that the fork `name` has for a state table of the original."""
-    return f"{table}__{name}"
 
 
 def znode(zookeeper: ZooKeeper, topology_id: str) -> str:
