@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,13 +40,17 @@ def remember_code(
     parameters: Sequence[str],
     *,
     is_beside: bool = False,
+    components: Mapping[str, str] | None = None,
 ) -> None:
-    """Store what a run was given. Only its user can read it, since a parameter may be a password."""
+    """Store what a run was given, and the `fingerprints` of what runs. Only its user can read it, since a
+    parameter may be a password."""
     file = _file(settings, topology_id)
     with contextlib.suppress(OSError):  # only for later commands: the run itself does not need it
         file.parent.mkdir(exist_ok=True)
         file.touch(mode=0o600)
-        noted = {"target": target, "parameters": list(parameters)} | ({"beside": True} if is_beside else {})
+        noted: dict[str, Any] = {"target": target, "parameters": list(parameters)}
+        noted |= {"beside": True} if is_beside else {}
+        noted |= {} if components is None else {"components": components}
         file.write_text(json.dumps(noted), encoding="utf-8")
 
 
@@ -90,6 +94,12 @@ def noted_code(settings: Settings, topology_id: str) -> tuple[str, list[str]] | 
         return str(noted["target"]), [str(one) for one in noted["parameters"]]
     except (KeyError, TypeError):
         return None
+
+
+def noted_components(settings: Settings, topology_id: str) -> dict[str, str] | None:
+    """Return the fingerprints of the components that were last run from this folder, if they were noted."""
+    found = _noted(settings, topology_id).get("components")
+    return found if isinstance(found, dict) else None
 
 
 def _noted(settings: Settings, topology_id: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import typer
 from txstream.cli.code import remember_code
 from txstream.cli.context import Cli, print_error
 from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
+from txstream.cli.fingerprints import fingerprints
 from txstream.cli.logs import JsonLines, library_log, write_as_json
 from txstream.cli.options import Factory, FactoryArguments, PyFiles, SparkConf, command
 from txstream.cli.packaging import holds_framework
@@ -107,6 +108,7 @@ def run(
     conf = spark_settings(spark_conf or [])
     files = existing_files(py_files or [])
     topology = load_topology(target, parameter or [])
+    components = fingerprints(topology)
     topology = under_other_id(topology, topology_id, other)
     if as_json_lines:
         cli.as_json_lines = JsonLines(topology.id)
@@ -126,7 +128,14 @@ def run(
         spark_log=spark_log(cli.log_dir, topology.id),
         ledger_keep=kept,
     )
-    remember_code(settings, topology.id, target, parameter or [], is_beside=other is not None)
+    remember_code(
+        settings,
+        topology.id,
+        target,
+        parameter or [],
+        is_beside=other is not None,
+        components=components,
+    )
     prune_logs(cli.log_dir)
     with (
         shipped_module(target) as modules,

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from txstream.cli.beside import shadow as shadow
 from txstream.core.batch_metas import to_json
+from txstream.inspect.ledgers import part_of
+from txstream.inspect.plain_metas import position
 from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.znode_values import parse_object, take
 
 if TYPE_CHECKING:
+    from txstream.state import BatchRecord
     from txstream.zookeeper import ZooKeeper
 
 ZNODE: Final = "fork"
@@ -74,3 +77,22 @@ def forks_of(zookeeper: ZooKeeper, topology_id: str) -> list[Fork]:
     """Return the forks that are there of a topology, sorted by name. Raises CorruptStateError."""
     found = (fork_of(zookeeper, one) for one in zookeeper.topologies() if one != topology_id)
     return [one for one in found if one is not None and one.of == topology_id]
+
+
+def places_of(row: BatchRecord) -> dict[str, Any]:
+    """Return where each partition stands after a batch, as far as the source tells it by a number."""
+    metas = {**part_of(row.metas, "carried"), **part_of(row.metas, "partitions")}
+    return {name: position(one) for name, one in metas.items()}
+
+
+def behind(original: Mapping[str, Any], fork: Mapping[str, Any]) -> int:
+    """Return how many records the places of a fork are behind those of the original, over the partitions in
+    which they are. Of places that are no numbers, each that is another one counts as one record."""
+    found = 0
+    for name, place in original.items():
+        other = fork.get(name, 0)
+        if isinstance(place, int) and isinstance(other, int):
+            found += max(0, place - other)
+        else:
+            found += place != other
+    return found
