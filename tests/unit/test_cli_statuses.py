@@ -80,6 +80,7 @@ OTHERS: dict[str, list[tuple[list[str], int]]] = {
     "wait": [([], 2)],
     "savepoint create": [([], 2)],
     "savepoint list": [], "savepoint drop": [([], 2)], "rewind": [([], 2)],
+    "swap": [([], 2), (["new", "--drop-kept", "--back"], 2)],
     "package": [(["--out", "x.zip"], 0), ([], 2)],
     "down": [([], 0)], "up": [(["--brokers", "0"], 2)], "demo": [(["--semantics", "x"], 2)],
 }  # fmt: skip
