@@ -11,12 +11,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from txstream.cli.beside import shadow as shadow
 from txstream.core.batch_metas import to_json
+from txstream.core.transaction import Txid
+from txstream.core.wording import counted
+from txstream.inspect.ledgers import part_of
+from txstream.inspect.plain_metas import PlainCodec, position, positions
+from txstream.inspect.standing import Remark
 from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.znode_values import parse_object, take
 
 if TYPE_CHECKING:
-    from txstream.zookeeper import ZooKeeper
+    from txstream.inspect.snapshot import Snapshot
+    from txstream.state import BatchRecord
+    from txstream.zookeeper import Progress, ZooKeeper
 
 ZNODE: Final = "fork"
 
@@ -54,11 +62,6 @@ class Fork:
         return cls(**texts, tables=take(document, "tables", dict, path))
 
 
-def shadow(table: str, name: str) -> str:
-    """Return the table that the fork `name` has for a state table of the original."""
-    return f"{table}__{name}"
-
-
 def znode(zookeeper: ZooKeeper, topology_id: str) -> str:
     """Return where it is stored what a topology is a fork of."""
     return Paths(zookeeper.root, topology_id).note(ZNODE)
@@ -74,7 +77,45 @@ def fork_of(zookeeper: ZooKeeper, topology_id: str) -> Fork | None:
     return None if node is None else Fork.decode(node.data, path)
 
 
-def forks_of(zookeeper: ZooKeeper, topology_id: str) -> list[Fork]:
-    """Return the forks that are there of a topology, sorted by name. Raises CorruptStateError."""
-    found = (fork_of(zookeeper, one) for one in zookeeper.topologies() if one != topology_id)
-    return [one for one in found if one is not None and one.of == topology_id]
+def places_of(row: BatchRecord) -> dict[str, Any]:
+    """Return where each partition stands after a batch, as far as the source tells it by a number."""
+    metas = {**part_of(row.metas, "carried"), **part_of(row.metas, "partitions")}
+    return {name: position(one) for name, one in metas.items()}
+
+
+def behind(original: Mapping[str, Any], fork: Mapping[str, Any]) -> int:
+    """Return how many records the places of a fork are behind those of the original, over the partitions in
+    which they are. Of places that are no numbers, each that is another one counts as one record."""
+    found = 0
+    for name, place in original.items():
+        other = fork.get(name, 0)
+        if isinstance(place, int) and isinstance(other, int):
+            found += max(0, place - other)
+        else:
+            found += place != other
+    return found
+
+
+def remark(zookeeper: ZooKeeper, snapshot: Snapshot) -> list[Remark]:
+    """Say of a fork what it is a fork of, and how far it is behind the original."""
+    found = fork_of(zookeeper, snapshot.topology)
+    if found is None:
+        return []
+    told, lag, ours = f"of {found.of}, from {found.began}", None, _places(snapshot.progress)
+    original = zookeeper.progress(found.of, PlainCodec())
+    stored = original.read_identity()
+    if stored is None or stored.uuid != found.of_uuid:
+        told += f"; {found.of} was deleted since"
+    elif (theirs := _places(original.load())) is not None and (
+        ours := _places(snapshot.progress)
+    ) is not None:
+        lag, ahead = behind(theirs, ours), behind(ours, theirs)
+        told += f"; {counted(lag, 'record')} behind it" if lag else "; as far as it"
+        told += f", {counted(ahead, 'record')} ahead" if ahead else ""
+    return [Remark(ZNODE, told, {"of": found.of, "began": found.began, "behind_records": lag})]
+
+
+def _places(progress: Progress | None) -> dict[str, Any] | None:
+    """Return where each partition stands; None before the first commit."""
+    last = None if progress is None else progress.batches.get(Txid(progress.current - 1))
+    return None if last is None else positions(last.metas)
