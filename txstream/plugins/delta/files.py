@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -92,6 +91,6 @@ def as_partition(value: Any) -> str | None:
         return str(value).lower()
     if isinstance(value, datetime):
         return value.replace(tzinfo=None).isoformat(" ", "microseconds") + ("Z" if value.tzinfo else "")
-    if isinstance(value, (str, int, date, Decimal)):
+    if isinstance(value, (str, int, date)):
         return str(value)
     raise TypeError(f"no partition has the value {value!r}")

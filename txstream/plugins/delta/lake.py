@@ -22,7 +22,6 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
-from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction
 from pyarrow.fs import FileSelector, FileType
 
@@ -72,7 +71,7 @@ class Lake:
         that has less than was noted, and ServiceUnavailableError.
         """
         with self._place.reaching():
-            table = self._opened()
+            table = self._place.read()
             if table is None:
                 if sent is not None:
                     raise DataLostError(
@@ -126,12 +125,6 @@ class Lake:
                 with contextlib.suppress(FileNotFoundError):
                     system.delete_file(path)
         return len(undone)
-
-    def _opened(self) -> DeltaTable | None:
-        try:
-            return DeltaTable(self._place.uri, storage_options=dict(self._place.options) or None)
-        except TableNotFoundError:
-            return None
 
     def _made(self, columns: pa.Schema, partition_by: Sequence[str]) -> DeltaTable:
         log.info("making %s", self._place)

@@ -18,10 +18,11 @@ from txstream.core.errors import ServiceUnavailableError, TopologyError, Txstrea
 from txstream.core.transaction import Txid
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from deltalake.fs import DeltaStorageHandler
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
-_SECRET_PART = re.compile(r"(?<=://)[^/@]*:[^/@]*@|\?.*")
+_SECRET_PART = re.compile(r"(?<=://)[^/@]*:[^/@]*@|\?\S*")
 _HIDDEN = "***"
 _SHORTEST_HIDDEN = 4  # characters: "true" or a port, hidden wherever they stand, would hide the sense
 
@@ -67,8 +68,12 @@ class Place:
             return Path(self.uri.removeprefix("file://"))
         return None if _SCHEME.match(self.uri) else Path(self.uri)
 
+    @property
+    def shown(self) -> str:
+        return _SECRET_PART.sub("", self.uri)
+
     def __str__(self) -> str:
-        return f"Delta table {_SECRET_PART.sub('', self.uri)!r}"
+        return f"Delta table {self.shown!r}"
 
     def files(self) -> DeltaStorageHandler:
         """Return what reads and writes in the table's folder. Raises ServiceUnavailableError where a folder
@@ -80,6 +85,18 @@ class Place:
             raise self.away("its folder is not there")
         with self.reaching():
             return DeltaStorageHandler(self.uri, dict(self.options) or None)
+
+    def read(self, version: int | None = None) -> DeltaTable | None:
+        """Open the table, as of a version or as it is; return None if there is none. Raises
+        ServiceUnavailableError, also for a version that is not there."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        with self.reaching():
+            try:
+                return DeltaTable(self.uri, version=version, storage_options=dict(self.options) or None)
+            except TableNotFoundError:
+                return None
 
     def away(self, why: object) -> ServiceUnavailableError:
         error = ServiceUnavailableError(f"{self} cannot be reached: {self.without_secrets(str(why))}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txstream.core.errors import UsageError
+from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.core.transaction import FIRST_TXID, Txid
 from txstream.plugins.delta.place import Place, require_deltalake
 
@@ -26,13 +26,12 @@ def version_of(
     its log no longer goes back to it, and ServiceUnavailableError.
     """
     require_deltalake()
-    from deltalake import DeltaTable
-
     from txstream.plugins.delta.lake import OWNER
 
     place = Place.of(uri, storage_options)
-    with place.reaching():
-        head = DeltaTable(place.uri, storage_options=dict(place.options) or None)
+    head = place.read()
+    if head is None:
+        raise UsageError(f"there is no {place}")
     owner: dict[str, Any] = json.loads(head.metadata().configuration.get(OWNER) or "{}")
     app = owner.get("app", "")
     if app.rpartition("/")[0] != topology:
@@ -76,12 +75,8 @@ def _last_not_after(place: Place, app: str, txid: Txid, newest: int, head: Delta
 
 
 def _transaction(place: Place, app: str, version: int) -> int | None:
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
-
     try:
-        return DeltaTable(
-            place.uri, version=version, storage_options=dict(place.options) or None
-        ).transaction_version(app)
-    except DeltaError:  # it is before what the log still has
+        table = place.read(version)
+    except ServiceUnavailableError:  # it is before what the log still has
         return None
+    return None if table is None else table.transaction_version(app)
