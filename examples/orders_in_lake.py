@@ -2,8 +2,8 @@
 
 txstream run txstream.examples.orders_in_lake:topology -p lake=/tmp/orders --until caught-up
 
-The topic's values are JSON: {"customer": "ann", "day": "2026-11-28", "amount": "1400.50"}. Each order becomes a
-row of the SQL table `orders`, and one of the Delta table in the folder (or at the URL) `lake`, which has a
+The topic's values are JSON: {"customer": "ann", "day": "2026-11-28", "amount": "1400.50"}. Each order becomes
+a row of the SQL table `orders`, and one of the Delta table in the folder (or at the URL) `lake`, which has a
 partition for each day.
 """
 
