@@ -48,7 +48,7 @@ def produce(bootstrap: str, topic: str) -> list[Order]:
 
 
 def in_lake(lake: Path, version: int | None = None) -> list[Order]:
-    found = DeltaTable(lake, version=version).to_pyarrow_table(["customer", "day", "amount"])
+    found = DeltaTable(lake, version=version).to_pyarrow_table(columns=["customer", "day", "amount"])
     return sorted((row["customer"], row["day"], row["amount"]) for row in found.to_pylist())
 
 
