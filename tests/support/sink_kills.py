@@ -26,7 +26,7 @@ DIES: dict[str, tuple[type, str, bool]] = {
 """Steps: a method, before or after whose call of a given number the process is killed."""
 
 
-def _dying(method: Callable[..., Any], call: int, *, after: bool) -> Callable[..., Any]:
+def dying(method: Callable[..., Any], call: int, *, after: bool) -> Callable[..., Any]:
     calls = 0
 
     def dying(*given: Any, **named: Any) -> Any:
@@ -49,7 +49,7 @@ def topology(
     if dies:
         step, _, call = dies.partition(":")
         owner, name, after = DIES[step]
-        setattr(owner, name, _dying(getattr(owner, name), int(call), after=after))
+        setattr(owner, name, dying(getattr(owner, name), int(call), after=after))
     return large_orders.topology(
         topic,
         f"{topic}-large",

@@ -28,6 +28,7 @@ NEEDS: Final[dict[str, set[str]]] = {
     "audit": {"local"},  # batches run again without Spark
     "change": {"audit"},
     "compare": {"local", "notebook", "proof"},
+    "delta": {"outbox"},
     "doctor": {"residents", "tracked"},
     "files": set(),
     "formats": set(),

@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
+from txstream.api.topology import Topology
 from txstream.core.errors import StateTableError
 from txstream.core.transaction import FIRST_TXID, Txid
 from txstream.engine.start.companions import Leading
@@ -24,7 +26,7 @@ from txstream.plugins.outbox.follower import Follower
 from txstream.plugins.outbox.sink import KEY, VALUE, KafkaSinkBolt
 from txstream.state import StateBackend
 from txstream.state.reading import StoredRow
-from txstream.zookeeper import SENT
+from txstream.zookeeper import SENT, ProgressStore
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +50,11 @@ class TopicSender(Protocol):
 
 @dataclass(frozen=True)
 class Outbox:
-    """A table whose rows go to a topic, and how to connect to that."""
+    """A table whose rows go to a topic, or to something else of a name, and how to connect to that."""
 
     table: str
     topic: str
-    connect: Callable[[], TopicSender]
+    connect: Callable[[], Any]
 
 
 def result_topics(leading: Leading) -> OutboxFollower | None:
@@ -66,9 +68,25 @@ def result_topics(leading: Leading) -> OutboxFollower | None:
         [Outbox(sink.state.table, sink.topic, partial(_connect, leading, sink.topic)) for sink in sinks],
         leading.databases,
         leading.current,
-        lambda: store.notes.get(SENT) or {},
-        lambda sent: store.notes.put(SENT, sent),
+        partial(noted, store),
+        partial(note, store, topology),
     )
+
+
+_NOTING = threading.Lock()
+
+
+def noted(store: ProgressStore) -> Mapping[str, Txid]:
+    """Return the last txid of each table whose rows have all left."""
+    return store.notes.get(SENT) or {}
+
+
+def note(store: ProgressStore, topology: Topology, sent: Mapping[str, Txid]) -> None:
+    """Store it for some of the topology's tables; each follower has its own."""
+    with _NOTING:
+        tables = {bolt.state.table for bolt, _ in topology.states}
+        others = {table: txid for table, txid in noted(store).items() if table in tables}
+        store.notes.put(SENT, others | dict(sent))
 
 
 def _connect(leading: Leading, topic: str) -> TopicSender:
@@ -88,6 +106,9 @@ class OutboxFollower(Follower):
     """Sends the outboxes of one life of a topology. `current` returns the txid that commits next, `read_sent`
     the last txid of each table whose rows are all sent, and `note_sent` stores that."""
 
+    what_leaves: ClassVar[str] = "results"
+    goes_to: ClassVar[str] = "topic"
+
     def __init__(
         self,
         topology: str,
@@ -98,8 +119,8 @@ class OutboxFollower(Follower):
         note_sent: Callable[[Mapping[str, Txid]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        topics = ", ".join(repr(one.topic) for one in outboxes)
-        super().__init__(topology, "results", f"topic {topics}", _LOOK_SECONDS)
+        topics = ", ".join(one.topic for one in outboxes)
+        super().__init__(topology, self.what_leaves, f"{self.goes_to} {topics}", _LOOK_SECONDS)
         self._topology = topology
         self._outboxes = outboxes
         self._databases = databases
@@ -112,7 +133,7 @@ class OutboxFollower(Follower):
         self._note_at = clock()
         self._looked: Txid | None = None
         self._places: dict[str, StateBackend] = {}
-        self._senders: dict[str, TopicSender] = {}
+        self._senders: dict[str, Any] = {}
 
     def send_committed(self, *, is_last: bool = False) -> None:
         current = self._current()
@@ -132,9 +153,15 @@ class OutboxFollower(Follower):
         while last + 1 < current:
             found, last = self._committed(database, outbox.table, last, current)
             for txid, rows in found:
-                self._sender(outbox).send_all(self._records(database, txid, rows))
+                self._send_rows(outbox, database, txid, rows)
                 sent[outbox.table] = txid
             sent[outbox.table] = last
+
+    def _send_rows(
+        self, outbox: Outbox, database: StateBackend, txid: Txid, rows: Sequence[StoredRow]
+    ) -> None:
+        """Send the rows of one txid; return once they are all there, for good."""
+        self._sender(outbox).send_all(self._records(database, txid, rows))
 
     def _committed(
         self, database: StateBackend, table: str, after: Txid, before: Txid
@@ -182,7 +209,7 @@ class OutboxFollower(Follower):
             raise StateTableError(f"table {table!r} is in no database of topology {self._topology!r}")
         return self._places[table]
 
-    def _sender(self, outbox: Outbox) -> TopicSender:
+    def _sender(self, outbox: Outbox) -> Any:
         if outbox.topic not in self._senders:
             self._senders[outbox.topic] = outbox.connect()
         return self._senders[outbox.topic]
