@@ -23,9 +23,11 @@ Positions = Mapping[str, Any]
 
 
 def under_own_names(topology: Topology, topology_id: str, prefix: str) -> Topology:
-    """Return the topology under another id, with tables whose names begin with `prefix`."""
+    """Return the topology under another id, with tables whose names begin with `prefix` and whose changes go
+    nowhere."""
     return with_states(
-        topology.with_id(topology_id), lambda state: replace(state, table=f"{prefix}{state.table}")
+        topology.with_id(topology_id),
+        lambda state: replace(state, table=f"{prefix}{state.table}", changes_to=None),
     )
 
 
