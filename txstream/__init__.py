@@ -115,6 +115,7 @@ if TYPE_CHECKING:
         start as start,
     )
     from txstream.plugins.files import FileSpout as FileSpout
+    from txstream.plugins.outbox.changes import ChangeTopic as ChangeTopic
     from txstream.plugins.outbox.sink import KafkaSinkBolt as KafkaSinkBolt
     from txstream.plugins.proof.stores.backend import StoreBackend as StoreBackend
     from txstream.plugins.tracked.builder import (
@@ -216,6 +217,7 @@ _HOMES = {
     "txstream.core.semantics": ("Semantics",),
     "txstream.settings": ("Settings",),
     "txstream.plugins.files": ("FileSpout",),
+    "txstream.plugins.outbox.changes": ("ChangeTopic",),
     "txstream.plugins.outbox.sink": ("KafkaSinkBolt",),
     "txstream.spouts.batch_spouts": ("BatchCollector", "BatchSpout"),
     "txstream.spouts.kafka": ("Decode", "KafkaOptions", "KafkaSource"),

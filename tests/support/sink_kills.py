@@ -40,16 +40,21 @@ def _dying(method: Callable[..., Any], call: int, *, after: bool) -> Callable[..
     return dying
 
 
+def die_at(step: str) -> None:
+    """Have this process die at a step, given as its name and the number of the call; at none for ""."""
+    if step:
+        name, _, call = step.partition(":")
+        owner, method, after = DIES[name]
+        setattr(owner, method, _dying(getattr(owner, method), int(call), after=after))
+
+
 def topology(
     topic: str,
     semantics: Literal["opaque", "transactional"] = "opaque",
     driver_commit_rows: int | None = None,
     dies: str = "",
 ) -> Topology:
-    if dies:
-        step, _, call = dies.partition(":")
-        owner, name, after = DIES[step]
-        setattr(owner, name, _dying(getattr(owner, name), int(call), after=after))
+    die_at(dies)
     return large_orders.topology(
         topic,
         f"{topic}-large",
