@@ -8,14 +8,17 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import psycopg
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from postgres import PostgresServer
-from support.runs import Launcher
+from support.kafka_topics import wait_until
+from support.runs import Launcher, RunningCommand
 from support.texts import create_topic
 
 from txstream.plugins.local.embedded import Services
@@ -41,10 +44,13 @@ class Change(NamedTuple):
     amount: int
 
 
-def produce(bootstrap: str, topic: str) -> list[Order]:
+def create_topics(bootstrap: str, topic: str) -> None:
     create_topic(bootstrap, topic, PARTITIONS)
     create_topic(bootstrap, f"{topic}-changes", 2)
-    chance = random.Random(11)
+
+
+def produce(bootstrap: str, topic: str, seed: int = 11) -> list[Order]:
+    chance = random.Random(seed)
     orders = [Order(f"c{chance.randrange(40)}", chance.randrange(1000)) for _ in range(ORDERS)]
     producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all", linger_ms=20)
     for number, order in enumerate(orders):
@@ -116,6 +122,7 @@ def table_of(postgres: PostgresServer, name: str) -> dict[str, tuple[int, int]]:
 def test_every_change_is_sent_in_the_order_of_txids(
     services: Services, postgres: PostgresServer, tmp_path: Path, unique: str, semantics: str
 ) -> None:
+    create_topics(services.kafka, unique)
     orders = produce(services.kafka, unique)
     database = postgres.create_database(unique)
     launcher = Launcher(services, tmp_path, database, {"PYTHONPATH": TESTS}).without_spark
@@ -141,3 +148,59 @@ def test_every_change_is_sent_in_the_order_of_txids(
     assert checked.status == 0, checked.stdout + checked.stderr
     told = launcher.run("status", unique, "--json")
     assert json.loads(told.stdout)["behind"] == {f"{unique}_changes": 0}
+
+
+def check_exactly_once(
+    services: Services, postgres: PostgresServer, name: str, orders: Sequence[Order]
+) -> None:
+    """Require that a reader of committed records gets each change once, in order; nothing is open."""
+    sent = consume(services.kafka, f"{name}-changes", name, "read_committed")
+    assert first_times(sent) == sent
+    check_whole(sent, orders, table_of(postgres, name))
+    admin = KafkaAdminClient(bootstrap_servers=services.kafka)
+    found = {each.transactional_id: each.state for each in admin.list_transactions()}
+    admin.close()
+    assert found[f"txstream-{name}-{name}-changes"] in ("CompleteCommit", "CompleteAbort", "Empty")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
+def test_a_reader_of_what_is_committed_gets_each_change_once(
+    services: Services, postgres: PostgresServer, tmp_path: Path, unique: str, semantics: str
+) -> None:
+    create_topics(services.kafka, unique)
+    orders = [order for seed in range(3) for order in produce(services.kafka, unique, seed)]
+    launcher = Launcher(services, tmp_path, postgres.create_database(unique), {"PYTHONPATH": TESTS})
+    launcher = launcher.without_spark
+    arguments = [
+        *("run", "support.change_kills:topology", "--id", unique, "-p", f"topic={unique}"),
+        *("-p", f"semantics={semantics}", "-p", "exactly_once=true"),
+        *("--until", "caught-up", "--json", "--session-timeout", "1"),
+    ]
+    for point in ("inside-commit:2", "after-commit:3"):
+        killed = launcher.run(*arguments, TXSTREAM_FAULT=f"kill@{point}")
+        assert killed.status == -signal.SIGKILL, f"not killed at {point}: {killed.stderr}"
+    for step in ("begun:1", "produced:2", "flushed-all:2", "not-ended:2", "ended:2", "not-noted:1"):
+        killed = launcher.run(*arguments, "-p", f"dies={step}")
+        assert killed.status == -signal.SIGKILL, f"not killed at {step}: {killed.stderr}"
+    for seed, step in ((3, "flushed-all:2"), (4, "ended:2")):
+        orders += produce(services.kafka, unique, seed)
+        frozen = launcher.start(*arguments, "-p", f"dies={step}", "-p", "how=SIGSTOP")
+        try:
+            wait_until(partial(is_stopped, frozen), f"frozen at {step}")
+            outcome = launcher.run(*arguments)  # which takes longer than a transaction may last
+            assert outcome.status == 0, outcome.stderr
+            frozen.process.send_signal(signal.SIGCONT)
+            frozen.wait()
+        finally:
+            frozen.kill()
+    outcome = launcher.run(*arguments)
+    assert outcome.status == 0, outcome.stderr
+    check_exactly_once(services, postgres, unique, orders)
+    checked = launcher.run("fsck", unique)
+    assert checked.status == 0, checked.stdout + checked.stderr
+
+
+def is_stopped(command: RunningCommand) -> bool:
+    assert command.process.poll() is None, command.wait().stderr
+    return psutil.Process(command.process.pid).status() == psutil.STATUS_STOPPED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Literal
 
 from support.sink_kills import die_at
@@ -17,6 +18,7 @@ from txstream import (
     TransactionalTopologyBuilder,
 )
 from txstream.examples.word_count import SPOUTS
+from txstream.spouts.kafka import transactional_topic
 
 
 def topology(
@@ -25,8 +27,10 @@ def topology(
     driver_commit_rows: int | None = None,
     exactly_once: bool = False,
     dies: str = "",
+    how: str = "SIGKILL",
 ) -> Topology:
-    die_at(dies)
+    die_at(dies, signal.Signals[how])
+    transactional_topic.TRANSACTION_TIMEOUT_SECONDS = 2.0
     source = KafkaSource(
         topic, decode=Decode("json", "customer string, amount bigint"), max_records_per_partition=20
     )
@@ -37,7 +41,7 @@ def topology(
         topic,
         key="customer string",
         value="orders bigint, amount bigint",
-        changes_to=ChangeTopic(f"{topic}-changes"),
+        changes_to=ChangeTopic(f"{topic}-changes", exactly_once=exactly_once),
     )
     bolt = SqlStateBolt(state, orders=Count(), amount=Sum("amount"))
     builder.set_committer_bolt("store", bolt, parallelism=2).fields_grouping("orders", "customer")

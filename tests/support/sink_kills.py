@@ -19,6 +19,10 @@ DIES: dict[str, tuple[type, str, bool]] = {
     "before-sending": (KafkaLetterTopic, "send_all", False),
     "produced": (KafkaProducer, "flush", False),
     "flushed": (KafkaLetterTopic, "send_all", True),
+    "begun": (KafkaProducer, "begin_transaction", True),
+    "flushed-all": (KafkaProducer, "flush", True),
+    "not-ended": (KafkaProducer, "commit_transaction", False),
+    "ended": (KafkaProducer, "commit_transaction", True),
     "not-noted": (OutboxFollower, "_note", False),
     "noted": (StateDatabase, "drop_used", False),
     "dropped": (StateDatabase, "drop_used", True),
@@ -26,26 +30,26 @@ DIES: dict[str, tuple[type, str, bool]] = {
 """Steps: a method, before or after whose call of a given number the process is killed."""
 
 
-def _dying(method: Callable[..., Any], call: int, *, after: bool) -> Callable[..., Any]:
+def _dying(method: Callable[..., Any], call: int, how: signal.Signals, *, after: bool) -> Callable[..., Any]:
     calls = 0
 
     def dying(*given: Any, **named: Any) -> Any:
         nonlocal calls
         calls += 1
         answer = method(*given, **named) if after or calls != call else None
-        if calls == call:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if calls == call:  # and then it goes on, if it was only frozen and is woken
+            os.kill(os.getpid(), how)
         return answer
 
     return dying
 
 
-def die_at(step: str) -> None:
-    """Have this process die at a step, given as its name and the number of the call; at none for ""."""
+def die_at(step: str, how: signal.Signals = signal.SIGKILL) -> None:
+    """Send this process a signal at a step, given as its name and the number of the call; at none for ""."""
     if step:
         name, _, call = step.partition(":")
         owner, method, after = DIES[name]
-        setattr(owner, method, _dying(getattr(owner, method), int(call), after=after))
+        setattr(owner, method, _dying(getattr(owner, method), int(call), how, after=after))
 
 
 def topology(

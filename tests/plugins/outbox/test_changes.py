@@ -39,7 +39,7 @@ class Broker:
     def __init__(self) -> None:
         self.records: list[tuple[int, bytes | None, Any]] = []
 
-    def send_all(self, records: Sequence[Record]) -> None:
+    def send_all(self, records: Sequence[Record], _txid: Txid) -> None:
         for key, value, headers in records:
             row = None if value is None else json.loads(value)
             self.records.append((int(dict(headers)["txstream-txid"]), key, row))

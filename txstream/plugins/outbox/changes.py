@@ -11,13 +11,18 @@ from txstream.core.errors import TopologyError
 from txstream.plugins.outbox.sink import encoded
 from txstream.state.reading import StoredRow
 
+CONTROL_SUFFIX = "-txids"
+
 
 @dataclass(frozen=True)
 class ChangeTopic:
     """The topic that a table's changes go to: `SqlState(..., changes_to=ChangeTopic("per-user"))`, which is
-    `changes_to="per-user"`: at least once, in the order of txids."""
+    `changes_to="per-user"`: at least once, in the order of txids. With `exactly_once`, a consumer that reads
+    only what is committed gets each txid once: it is one transaction, with a marker in a topic
+    `<topic>-txids`, which is made if it is missing."""
 
     topic: str
+    exactly_once: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.topic, str) or not self.topic:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from txstream.core.errors import StateTableError
 from txstream.core.transaction import FIRST_TXID, AttemptId, Txid
 from txstream.engine.start.companions import Leading
-from txstream.plugins.outbox.changes import change_record, topic_of
+from txstream.plugins.outbox.changes import CONTROL_SUFFIX, change_record, topic_of
 from txstream.plugins.outbox.follower import Follower
 from txstream.plugins.outbox.sink import KafkaSinkBolt, sink_place, sink_record
 from txstream.state import StateBackend
@@ -42,8 +42,9 @@ Record = tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]
 class TopicSender(Protocol):
     """A connection to a topic. Whatever it raises is taken for an outage."""
 
-    def send_all(self, records: Sequence[Record]) -> None:
-        """Append records, those of a key in this order; return once the broker has acknowledged them all."""
+    def send_all(self, records: Sequence[Record], txid: Txid) -> None:
+        """Append the records of a txid, those of a key in this order; return once the broker has acknowledged
+        them all. It may leave out those of a txid that it knows to be there."""
 
     def close(self) -> None:
         """Close the connection; what is not acknowledged is given up."""
@@ -72,7 +73,7 @@ def result_topics(leading: Leading) -> OutboxFollower | None:
     for state in [*(bolt.state for bolt, _ in topology.states), *(use.state for use in topology.map_states)]:
         goal = topic_of(state.changes_to)
         if goal is not None and state.changes is not None:
-            connect = partial(_connect, leading, goal.topic)
+            connect = partial(_connect_once if goal.exactly_once else _connect, leading, goal.topic)
             outboxes.append(Outbox(state.changes.table, goal.topic, connect, change_record, _any_order))
     if not outboxes:
         return None
@@ -92,15 +93,33 @@ def _any_order(_row: StoredRow) -> int:
 
 def _connect(leading: Leading, topic: str) -> TopicSender:
     """Connect to a topic of the source's cluster, or of the run's if the source is another one."""
-    from txstream.spouts.kafka import KafkaSource
     from txstream.spouts.kafka.letter_topic import KafkaLetterTopic
+
+    return KafkaLetterTopic(topic, *_reached(leading, topic))
+
+
+def _connect_once(leading: Leading, topic: str) -> TopicSender:
+    """The same, for a topic that gets each txid exactly once."""
+    from txstream.spouts.kafka.transactional_topic import TransactionalTopic
+
+    identity = leading.store.read_identity()
+    if identity is None:
+        raise StateTableError(f"topology {leading.topology.id!r} has no identity: it was deleted")
+    # Who connects shuts out who was connected, so a driver that was succeeded must not: this raises then.
+    leading.store.notes.put(SENT, leading.store.notes.get(SENT) or {})
+    name = f"txstream-{leading.topology.id}-{topic}"
+    return TransactionalTopic(
+        topic, f"{topic}{CONTROL_SUFFIX}", name, identity.uuid, *_reached(leading, topic)
+    )
+
+
+def _reached(leading: Leading, topic: str) -> tuple[str, Mapping[str, Any], float]:
+    from txstream.spouts.kafka import KafkaSource
 
     source, context = leading.topology.spout.source, leading.context
     if not isinstance(source, KafkaSource):
         source = KafkaSource(topic)
-    return KafkaLetterTopic(
-        topic, source.address(context), source.client_options, context.connect_timeout_seconds
-    )
+    return source.address(context), source.client_options, context.connect_timeout_seconds
 
 
 class OutboxFollower(Follower):
@@ -152,7 +171,7 @@ class OutboxFollower(Follower):
             found, last = self._committed(database, outbox, last, current)
             attempts = self._attempts(database, found)
             for txid, rows in found:
-                self._sender(outbox).send_all(self._records(outbox, txid, rows, attempts.get(txid)))
+                self._sender(outbox).send_all(self._records(outbox, txid, rows, attempts.get(txid)), txid)
                 sent[outbox.table] = txid
             sent[outbox.table] = last
 
