@@ -6,7 +6,7 @@ from typing import Literal
 
 from deltalake import DeltaTable
 
-from support.sink_kills import dying
+from support.sink_kills import die_at
 from txstream.api.topology import Topology
 from txstream.examples import orders_in_lake
 from txstream.plugins.delta import bolt
@@ -32,10 +32,7 @@ def topology(
     driver_commit_rows: int | None = None,
     dies: str = "",
 ) -> Topology:
-    if dies:
-        step, _, call = dies.partition(":")
-        owner, name, after = DIES[step]
-        setattr(owner, name, dying(getattr(owner, name), int(call), after=after))
+    die_at(dies, steps=DIES)
     return orders_in_lake.topology(
         lake,
         topic,

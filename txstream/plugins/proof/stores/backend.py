@@ -61,6 +61,7 @@ class StoreBackend(StateBackend):
 
     label: ClassVar[str]
     keeps_dead_letters: ClassVar[bool] = True
+    keeps_changes: ClassVar[bool] = True
 
     def __init__(self, display_url: str) -> None:
         self.display_url = display_url
@@ -265,6 +266,15 @@ class StoreBackend(StateBackend):
             if not stored[0][flag] and stored[0][time] <= until:
                 here.put(rows, key, rules.marked(stored, flag, txid))
 
+    def _keep_changes(self, here: Transaction, txid: Txid, spec: TableSpec) -> None:
+        assert spec.state.changes is not None
+        rules, kept = self._rules(spec), layout.rows_space(spec.state.changes.table)
+        shown = len(spec.state.shown_names)
+        for key, stored in list(here.scan(self._rows(here, spec))):
+            if stored[2] == txid:
+                values = (*stored[0][:shown], rules.is_gone(stored))
+                here.put(kept, (txid, *key), (values, None, txid))
+
     def _remove_expired(self, here: Transaction, spec: TableSpec, horizon: int) -> None:
         state, rows = spec.state, self._rows(here, spec)
         assert state.keep_on is not None
@@ -396,6 +406,9 @@ class _Adapter(StateTransaction):
 
     def mark(self, attempt: TransactionAttempt, spec: TableSpec, until: datetime) -> None:
         self._store._mark(self._here, attempt.txid, spec, until)
+
+    def keep_changes(self, attempt: TransactionAttempt, spec: TableSpec) -> None:
+        self._store._keep_changes(self._here, attempt.txid, spec)
 
     def remove_expired(self, spec: TableSpec, horizon: int, most: int) -> None:
         self._store._remove_expired(self._here, spec, horizon)
