@@ -292,7 +292,8 @@ def test_rooms_do_not_import_each_other_in_circles() -> None:
     assert max(floors.values()) <= 10
     # The residents need three, and windows five: the contracts, the core, the bolt that they extend, and, for
     # their source, ranges and databases. What goes back looks at all that a topology has, from its ledgers to
-    # its place in ZooKeeper. Results that leave need six, and dead letters leave as they do; a Delta table five.
+    # its place in ZooKeeper. Results that leave need six, dead letters leave as they do, a Delta table needs
+    # five.
     assert sum(map(len, arrows.values())) <= 160
 
 
