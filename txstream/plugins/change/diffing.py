@@ -150,7 +150,12 @@ class Snapshot:
 
     def tables(self) -> dict[str, tuple[str, StoredTable]]:
         """Return its tables by name, each with the URL of its database."""
-        return {table.name: (url, table) for url, one in self.readings.items() for table in one.tables()}
+        return {
+            table.name: (url, table)
+            for url, one in self.readings.items()
+            for table in one.tables()
+            if not table.transient  # rows that wait for somebody who takes them
+        }
 
 
 def _looked(
