@@ -1,7 +1,8 @@
-"""The orders of a topic in a Delta table, by a driver that dies at one step of getting them there."""
+"""The orders of a topic in a Delta table, by a driver that dies, or freezes, at one step on their way."""
 
 from __future__ import annotations
 
+import signal
 from typing import Literal
 
 from deltalake import DeltaTable
@@ -29,13 +30,15 @@ def topology(
     topic: str,
     lake: str,
     semantics: Literal["opaque", "transactional"] = "opaque",
+    freezes: bool = False,
     driver_commit_rows: int | None = None,
     dies: str = "",
 ) -> Topology:
     if dies:
         step, _, call = dies.partition(":")
         owner, name, after = DIES[step]
-        setattr(owner, name, dying(getattr(owner, name), int(call), after=after))
+        how = signal.SIGSTOP if freezes else signal.SIGKILL
+        setattr(owner, name, dying(getattr(owner, name), int(call), after=after, how=how))
     return orders_in_lake.topology(
         lake,
         topic,

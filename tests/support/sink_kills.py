@@ -26,15 +26,19 @@ DIES: dict[str, tuple[type, str, bool]] = {
 """Steps: a method, before or after whose call of a given number the process is killed."""
 
 
-def dying(method: Callable[..., Any], call: int, *, after: bool) -> Callable[..., Any]:
+def dying(
+    method: Callable[..., Any], call: int, *, after: bool, how: signal.Signals = signal.SIGKILL
+) -> Callable[..., Any]:
     calls = 0
 
     def dying(*given: Any, **named: Any) -> Any:
         nonlocal calls
         calls += 1
-        answer = method(*given, **named) if after or calls != call else None
-        if calls == call:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if calls == call and not after:
+            os.kill(os.getpid(), how)
+        answer = method(*given, **named)
+        if calls == call and after:
+            os.kill(os.getpid(), how)
         return answer
 
     return dying
