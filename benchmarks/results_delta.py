@@ -7,8 +7,8 @@ A row has a record's place (topic, partition, offset), a text, a decimal, a doub
 what a task does (chunks taken, rows sorted by their place, files written), and what the leader does after
 the commit (the log read and compared, files checked, a version appended). Beside it, `write_deltalake` of
 deltalake appends the same rows. Figures are medians over the batches; a task's are by its processor time, and
-by the clock. At the end the table must hold all rows, each txid once. The exit status is 1 when a task writes fewer
-than 200,000 rows in a second of its processor.
+by the clock. At the end the table must hold all rows, each txid once. The exit status is 1 when a task writes
+fewer than 200,000 rows in a second of its processor.
 
 The load of the machine is shown beside: the clock's figures are for a machine that does nothing else.
 """

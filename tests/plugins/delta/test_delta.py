@@ -519,12 +519,17 @@ class Store:
 
     def __init__(self) -> None:
         self.noted: Mapping[str, Txid] = {"elsewhere_outbox": Txid(5), "orders": Txid(1), "dropped": Txid(2)}
-        self.notes = SimpleNamespace(
-            get=lambda _: self.noted, put=lambda _, noted: setattr(self, "noted", noted)
-        )
+        self.notes = self
+        self.uuid = "u"
+
+    def get(self, _: Any) -> Mapping[str, Txid]:
+        return self.noted
+
+    def put(self, _: Any, noted: Mapping[str, Txid]) -> None:
+        self.noted = noted
 
     def read_identity(self) -> Any:
-        return SimpleNamespace(uuid="u")
+        return SimpleNamespace(uuid=self.uuid)
 
 
 @pytest.mark.usefixtures("filled")
