@@ -94,6 +94,7 @@ def run_of(topic: str, lake: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("semantics", ["opaque", "transactional"])
 def test_every_order_is_there_once_as_of_each_txid(
     services: Services, postgres: PostgresServer, tmp_path: Path, unique: str, semantics: str
@@ -122,6 +123,7 @@ def test_every_order_is_there_once_as_of_each_txid(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_a_driver_that_freezes_before_it_appends_comes_too_late(
     services: Services, postgres: PostgresServer, tmp_path: Path, unique: str
 ) -> None:
@@ -144,6 +146,7 @@ def test_a_driver_that_freezes_before_it_appends_comes_too_late(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_spark_and_duckdb_read_what_spark_has_written(
     services: Services, postgres: PostgresServer, tmp_path: Path, unique: str, spark: SparkSession
 ) -> None:

@@ -541,10 +541,12 @@ def test_the_companion_makes_the_table_and_notes_beside_others(database: StateBa
     given: Any = (topology, SpoutContext("sales", "w", {}), [database], store, lambda: Txid(4))
     companion = delta_tables(Leading(*given))
     assert companion is not None
-    assert DeltaTable(lake).transaction_version("sales/lake_files") == 0
+    table = DeltaTable(lake)
+    assert (table.version(), table.transaction_version("sales/lake_files")) == (1, 0)
     companion.send_committed(is_last=True)
     assert rows_of(lake) == up_to(3)
     assert store.noted == {"elsewhere_outbox": 5, "lake_files": 3}
+    assert DeltaTable(lake).version() == 4, "only a start leaves a version without a txid"
     store.uuid = "another"
     with pytest.raises(IdentityMismatchError):
         delta_tables(Leading(*given))
