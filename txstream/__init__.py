@@ -117,6 +117,7 @@ if TYPE_CHECKING:
     from txstream.plugins.delta.bolt import DeltaTableBolt as DeltaTableBolt
     from txstream.plugins.delta.reading import version_of as version_of
     from txstream.plugins.files import FileSpout as FileSpout
+    from txstream.plugins.outbox.changes import ChangeTopic as ChangeTopic
     from txstream.plugins.outbox.sink import KafkaSinkBolt as KafkaSinkBolt
     from txstream.plugins.proof.stores.backend import StoreBackend as StoreBackend
     from txstream.plugins.tracked.builder import (
@@ -220,6 +221,7 @@ _HOMES = {
     "txstream.plugins.delta.bolt": ("DeltaTableBolt",),
     "txstream.plugins.delta.reading": ("version_of",),
     "txstream.plugins.files": ("FileSpout",),
+    "txstream.plugins.outbox.changes": ("ChangeTopic",),
     "txstream.plugins.outbox.sink": ("KafkaSinkBolt",),
     "txstream.spouts.batch_spouts": ("BatchCollector", "BatchSpout"),
     "txstream.spouts.kafka": ("Decode", "KafkaOptions", "KafkaSource"),

@@ -1,4 +1,4 @@
-"""The orders of a topic in a Delta table, by a driver that dies, or freezes, at one step on their way."""
+"""The orders of a topic in a Delta table, by a driver that dies, or freezes, at one step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from deltalake import DeltaTable
 
-from support.sink_kills import dying
+from support.sink_kills import die_at
 from txstream.api.topology import Topology
 from txstream.examples import orders_in_lake
 from txstream.plugins.delta import bolt
@@ -30,15 +30,11 @@ def topology(
     topic: str,
     lake: str,
     semantics: Literal["opaque", "transactional"] = "opaque",
-    freezes: bool = False,
     driver_commit_rows: int | None = None,
     dies: str = "",
+    freezes: bool = False,
 ) -> Topology:
-    if dies:
-        step, _, call = dies.partition(":")
-        owner, name, after = DIES[step]
-        how = signal.SIGSTOP if freezes else signal.SIGKILL
-        setattr(owner, name, dying(getattr(owner, name), int(call), after=after, how=how))
+    die_at(dies, signal.SIGSTOP if freezes else signal.SIGKILL, DIES)
     return orders_in_lake.topology(
         lake,
         topic,

@@ -1,5 +1,5 @@
 """Drivers that write, commit, append, die and sleep in any order, on a real Delta table; what SQL has decided
-is a dict. After each step the table is what the first committed txids say, and at the end it has all of them."""
+is a dict. After each step the table is what the first committed txids say, and in the end it has all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class WrongTableError(Exception):
 
 
 class World:
-    """Two drivers over one SQL database and one Delta table. `committed` has each txid's attempt and files."""
+    """Two drivers over one SQL database and one Delta table. `committed` has attempt and files by txid."""
 
     def __init__(self, folder: Path, seed: int, *, before_sql: bool = False) -> None:
         self.chance = random.Random(seed)
@@ -186,6 +186,7 @@ def test_they_find_the_guards_of_a_commit_that_are_missing(tmp_path: Path) -> No
     names = {
         "what the table has is not appended again",
         "files are appended by the reading that was compared",
+        "no attempt changes a file of another one",
     }
     patches: list[tuple[str, Patch]] = [(one.what, one.patch) for one in GUARDS if one.what in names]
     assert len(patches) == len(names)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from txstream.core.errors import ServiceUnavailableError
-from txstream.core.transaction import Txid
+from txstream.core.transaction import AttemptId, Txid
 from txstream.core.wording import counted
 from txstream.engine.start.companions import Leading
 from txstream.plugins.delta.bolt import PARTITION, PATH, ROWS, SIZE, DeltaTableBolt
@@ -60,7 +60,12 @@ class DeltaFollower(OutboxFollower):
         self._appended.clear()
 
     def _send_rows(
-        self, outbox: Outbox, database: StateBackend, txid: Txid, rows: Sequence[StoredRow]
+        self,
+        outbox: Outbox,
+        database: StateBackend,
+        txid: Txid,
+        rows: Sequence[StoredRow],
+        _attempt: AttemptId | None,
     ) -> None:
         files = [_file(row) for row in rows]
         self._sender(outbox).append(txid, files)
