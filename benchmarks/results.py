@@ -34,7 +34,6 @@ from txstream import ChangeTopic
 from txstream.engine.spark.session import create_session
 from txstream.examples import word_count
 from txstream.plugins.local.embedded import embedded
-from txstream.plugins.proof.simulation.variant import with_states
 
 WAYS = ("alone", "at least once", "exactly once")
 
@@ -99,7 +98,7 @@ def measure(
         admin.create_topics({f"{name}-changes": {"num_partitions": 4}}, wait_for_metadata=True)
         admin.close()
         goal = ChangeTopic(f"{name}-changes", exactly_once=way == "exactly once")
-        topology = with_states(topology, partial(replace, changes_to=goal))
+        topology = topology.with_states(partial(replace, changes_to=goal))
     is_cut = sum(map(len, lines)) // size > options.max_batches
     until = {"until_txid": options.max_batches} if is_cut else {"until": "caught-up"}
     started = time.perf_counter()

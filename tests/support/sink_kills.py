@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from kafka import KafkaProducer
@@ -30,7 +30,7 @@ DIES: dict[str, tuple[type, str, bool]] = {
 """Steps: a method, before or after whose call of a given number the process is killed."""
 
 
-def _dying(method: Callable[..., Any], call: int, how: signal.Signals, *, after: bool) -> Callable[..., Any]:
+def dying(method: Callable[..., Any], call: int, how: signal.Signals, *, after: bool) -> Callable[..., Any]:
     calls = 0
 
     def dying(*given: Any, **named: Any) -> Any:
@@ -44,12 +44,14 @@ def _dying(method: Callable[..., Any], call: int, how: signal.Signals, *, after:
     return dying
 
 
-def die_at(step: str, how: signal.Signals = signal.SIGKILL) -> None:
+def die_at(
+    step: str, how: signal.Signals = signal.SIGKILL, steps: Mapping[str, tuple[object, str, bool]] = DIES
+) -> None:
     """Send this process a signal at a step, given as its name and the number of the call; at none for ""."""
     if step:
         name, _, call = step.partition(":")
-        owner, method, after = DIES[name]
-        setattr(owner, method, _dying(getattr(owner, method), int(call), how, after=after))
+        owner, method, after = steps[name]
+        setattr(owner, method, dying(getattr(owner, method), int(call), how, after=after))
 
 
 def topology(

@@ -11,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from txstream.api.state import SqlState
+from txstream.api.topology import Topology
 from txstream.core.errors import StateTableError
 from txstream.core.transaction import FIRST_TXID, AttemptId, Txid
 from txstream.engine.start.companions import Leading
@@ -25,7 +28,7 @@ from txstream.plugins.outbox.follower import Follower
 from txstream.plugins.outbox.sink import KafkaSinkBolt, sink_place, sink_record
 from txstream.state import StateBackend
 from txstream.state.reading import StoredRow
-from txstream.zookeeper import SENT
+from txstream.zookeeper import SENT, ProgressStore
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +55,11 @@ class TopicSender(Protocol):
 
 @dataclass(frozen=True)
 class Outbox:
-    """A table whose rows go to a topic, and how to connect to that."""
+    """A table whose rows go to a topic, or to something else of a name, and how to connect to that."""
 
     table: str
     topic: str
-    connect: Callable[[], TopicSender]
+    connect: Callable[[], Any]
     record: Callable[[StoredRow], tuple[bytes | None, bytes | None]] = sink_record
     place: Callable[[StoredRow], Any] = sink_place
     """What the rows of one txid are sorted by."""
@@ -70,7 +73,7 @@ def result_topics(leading: Leading) -> OutboxFollower | None:
         if isinstance(bolt, KafkaSinkBolt):
             connect = partial(_connect, leading, bolt.topic)
             outboxes.append(Outbox(bolt.state.table, bolt.topic, connect))
-    for state in [*(bolt.state for bolt, _ in topology.states), *(use.state for use in topology.map_states)]:
+    for state in _states(topology):
         goal = topic_of(state.changes_to)
         if goal is not None and state.changes is not None:
             connect = partial(_connect_once if goal.exactly_once else _connect, leading, goal.topic)
@@ -82,9 +85,30 @@ def result_topics(leading: Leading) -> OutboxFollower | None:
         outboxes,
         leading.databases,
         leading.current,
-        lambda: store.notes.get(SENT) or {},
-        lambda sent: store.notes.put(SENT, sent),
+        partial(noted, store),
+        partial(note, store, topology),
     )
+
+
+_NOTING = threading.Lock()
+
+
+def noted(store: ProgressStore) -> Mapping[str, Txid]:
+    """Return the last txid of each table whose rows have all left."""
+    return store.notes.get(SENT) or {}
+
+
+def note(store: ProgressStore, topology: Topology, sent: Mapping[str, Txid]) -> None:
+    """Store it for some of the topology's tables; each follower has its own."""
+    with _NOTING:
+        tables = {state.table for state in _states(topology)}
+        tables |= {state.changes.table for state in _states(topology) if state.changes is not None}
+        others = {table: txid for table, txid in noted(store).items() if table in tables}
+        store.notes.put(SENT, others | dict(sent))
+
+
+def _states(topology: Topology) -> list[SqlState]:
+    return [*(bolt.state for bolt, _ in topology.states), *(use.state for use in topology.map_states)]
 
 
 def _any_order(_row: StoredRow) -> int:
@@ -106,7 +130,7 @@ def _connect_once(leading: Leading, topic: str) -> TopicSender:
     if identity is None:
         raise StateTableError(f"topology {leading.topology.id!r} has no identity: it was deleted")
     # Who connects shuts out who was connected, so a driver that was succeeded must not: this raises then.
-    leading.store.notes.put(SENT, leading.store.notes.get(SENT) or {})
+    note(leading.store, leading.topology, {})
     name = f"txstream-{leading.topology.id}-{topic}"
     return TransactionalTopic(
         topic, f"{topic}{CONTROL_SUFFIX}", name, identity.uuid, *_reached(leading, topic)
@@ -126,6 +150,9 @@ class OutboxFollower(Follower):
     """Sends the outboxes of one life of a topology. `current` returns the txid that commits next, `read_sent`
     the last txid of each table whose rows are all sent, and `note_sent` stores that."""
 
+    what_leaves: ClassVar[str] = "results"
+    goes_to: ClassVar[str] = "topic"
+
     def __init__(
         self,
         topology: str,
@@ -136,8 +163,8 @@ class OutboxFollower(Follower):
         note_sent: Callable[[Mapping[str, Txid]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        topics = ", ".join(repr(one.topic) for one in outboxes)
-        super().__init__(topology, "results", f"topic {topics}", _LOOK_SECONDS)
+        topics = ", ".join(one.topic for one in outboxes)
+        super().__init__(topology, self.what_leaves, f"{self.goes_to} {topics}", _LOOK_SECONDS)
         self._topology = topology
         self._outboxes = outboxes
         self._databases = databases
@@ -150,7 +177,7 @@ class OutboxFollower(Follower):
         self._note_at = clock()
         self._looked: Txid | None = None
         self._places: dict[str, StateBackend] = {}
-        self._senders: dict[str, TopicSender] = {}
+        self._senders: dict[str, Any] = {}
 
     def send_committed(self, *, is_last: bool = False) -> None:
         current = self._current()
@@ -171,9 +198,20 @@ class OutboxFollower(Follower):
             found, last = self._committed(database, outbox, last, current)
             attempts = self._attempts(database, found)
             for txid, rows in found:
-                self._sender(outbox).send_all(self._records(outbox, txid, rows, attempts.get(txid)), txid)
+                self._send_rows(outbox, database, txid, rows, attempts.get(txid))
                 sent[outbox.table] = txid
             sent[outbox.table] = last
+
+    def _send_rows(
+        self,
+        outbox: Outbox,
+        _database: StateBackend,
+        txid: Txid,
+        rows: Sequence[StoredRow],
+        attempt: AttemptId | None,
+    ) -> None:
+        """Send the rows of one txid; return once they are all there, for good."""
+        self._sender(outbox).send_all(self._records(outbox, txid, rows, attempt), txid)
 
     def _committed(
         self, database: StateBackend, outbox: Outbox, after: Txid, before: Txid
@@ -236,7 +274,7 @@ class OutboxFollower(Follower):
             raise StateTableError(f"table {table!r} is in no database of topology {self._topology!r}")
         return self._places[table]
 
-    def _sender(self, outbox: Outbox) -> TopicSender:
+    def _sender(self, outbox: Outbox) -> Any:
         if outbox.topic not in self._senders:
             self._senders[outbox.topic] = outbox.connect()
         return self._senders[outbox.topic]

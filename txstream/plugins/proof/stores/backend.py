@@ -5,6 +5,8 @@ Fence, ledger, value rules and ownership of tables are implemented here. A subcl
 Invariants. A method writes in one transaction. One that writes for a topology holds the topology's lock: the
 tasks of one attempt and its `end_commit` share it, all others hold it exclusively. The fence is read first,
 after the lock is granted. A transaction's changes appear at its end, all at once.
+
+Over 500 lines: every method of the port, each in one transaction.
 """
 
 from __future__ import annotations
