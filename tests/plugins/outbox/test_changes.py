@@ -70,8 +70,11 @@ def source(*batches: Sequence[tuple[Any, ...]]) -> MemorySpout:
 
 def builder(spout: Any, state: SqlState) -> TransactionalTopologyBuilder:
     made = TransactionalTopologyBuilder("users", "in", spout)
-    appends = isinstance(state, SqlTable)
-    bolt = SqlAppendBolt(state, order_by="amount") if appends else SqlStateBolt(state, n=Sum("amount"))
+    bolt: SqlAppendBolt | SqlStateBolt
+    if isinstance(state, SqlTable):
+        bolt = SqlAppendBolt(state, order_by="amount")
+    else:
+        bolt = SqlStateBolt(state, n=Sum("amount"))
     made.set_committer_bolt("store", bolt).fields_grouping("in", "name")
     return made
 
