@@ -8,6 +8,7 @@ Each section of docs/guarantees.md has a file here, and the holes of docs/semant
 
 from __future__ import annotations
 
+from guards.change import CHANGE
 from guards.commit import COMMIT
 from guards.dead_letters import DEAD_LETTERS
 from guards.guard import Guard as Guard
@@ -25,4 +26,4 @@ from guards.start import START
 from guards.values import VALUE_RULES
 from guards.windows import WINDOWS
 
-GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED, *DEAD_LETTERS, *KEEP, *WINDOWS)
+GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED, *DEAD_LETTERS, *KEEP, *WINDOWS, *CHANGE)
