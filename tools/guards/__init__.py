@@ -11,6 +11,7 @@ from __future__ import annotations
 from guards.change import CHANGE
 from guards.commit import COMMIT
 from guards.dead_letters import DEAD_LETTERS
+from guards.delta import DELTA
 from guards.guard import Guard as Guard
 from guards.holes import HOLES
 from guards.hunt import (
@@ -26,4 +27,7 @@ from guards.start import START
 from guards.values import VALUE_RULES
 from guards.windows import WINDOWS
 
-GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED, *DEAD_LETTERS, *KEEP, *WINDOWS, *CHANGE)
+GUARDS = (
+    *(*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED),
+    *(*DEAD_LETTERS, *KEEP, *WINDOWS, *CHANGE, *DELTA),
+)

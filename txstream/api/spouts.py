@@ -213,6 +213,15 @@ class PartitionEmitter(ABC, Generic[Meta]):
         """Learn what the coordinator has read ahead of these ranges, before they are emitted. It is only
         sometimes there; what was planned counts. Optional: the default does nothing."""
 
+    def keep_stored(self, most_bytes: int) -> None:
+        """Keep up to so many bytes of what is emitted or refused from now on, as it is stored, for
+        `take_stored`; forget what was kept before. Optional: the default keeps nothing."""
+
+    def take_stored(self, places: Sequence[tuple[str, int]]) -> pa.Table | None:
+        """Return these records, by partition and offset, as `PartitionedSpout.undecoded` has them, and forget
+        what is kept. None if one of them is not there: then the driver reads them again."""
+        return None
+
     tells_digests: bool = False
     """Whether `take_reading` is to tell digests of partitions; set by the engine before anything is read."""
 

@@ -20,8 +20,9 @@ def shadow(table: str, topology_id: str) -> str:
 def beside(topology: Topology, topology_id: str) -> Topology:
     """Return the topology under another id, over tables of its own.
 
-    It tells nobody else what it does: no consumer group gets its places, no topic its dead letters. Raises
-    UsageError if a bolt writes to a topic, which would get everything twice, and for tracked tuples.
+    It tells nobody else what it does: no consumer group gets its places, no topic its dead letters or its
+    changes. Raises UsageError if a bolt writes to a topic, which would get everything twice, and for tracked
+    tuples.
     """
     from txstream.api.topology import BATCHES
 
@@ -43,4 +44,6 @@ def beside(topology: Topology, topology_id: str) -> Topology:
         components=(replace(first, instance=spout), *others),
         dead_letters=None if letters is None else replace(letters, topic=None),
     )
-    return own.with_states(lambda state: replace(state, table=shadow(state.table, topology_id)))
+    return own.with_states(
+        lambda state: replace(state, table=shadow(state.table, topology_id), changes_to=None)
+    )

@@ -5,45 +5,31 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.memory_zookeeper import MemoryZooKeeper
 from support.saved_rigs import BOTH, SPOUTS, SavedRig
 
 from txstream.api.topology import Topology
 from txstream.cli.beside import beside
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import ServiceUnavailableError, StateTableError, UsageError
+from txstream.inspect.overview import look
 from txstream.plugins.change import forking
 from txstream.plugins.change.diffing import differences
 from txstream.plugins.change.forking import Original, fork_in
-from txstream.plugins.change.forks import Fork, fork_of
+from txstream.plugins.change.forks import Fork, fork_of, remark
 from txstream.plugins.change.savepoints import create_savepoint, opened
-from txstream.plugins.proof.zookeeper_tree import MemoryProgress, MemoryTree
 from txstream.spouts.memory import MemoryRange, MemorySpout
 from txstream.testing import TopologyTest
-from txstream.zookeeper import ROOT
 
 
 class Died(BaseException):
     """As when the process is killed."""
-
-
-@dataclass
-class InMemory:
-    """What a fork needs of ZooKeeper."""
-
-    kept: MemoryTree
-    root: str = ROOT
-
-    def tree(self) -> MemoryTree:
-        return self.kept
-
-    def progress(self, topology_id: str, codec: MetaCodec[Any]) -> MemoryProgress:
-        return MemoryProgress(self.kept, topology_id, codec)
 
 
 class ForkRig(SavedRig):
@@ -54,7 +40,9 @@ class ForkRig(SavedRig):
     @property
     def zookeeper(self) -> Any:
         assert self.test is not None
-        return InMemory(self.test._control._world.tree)
+        found = MemoryZooKeeper()
+        found.memory = self.test._control._world.tree
+        return found
 
     def fork(self, name: str = "new", *, code: Topology | None = None, **where: Any) -> Fork:
         assert self.test is not None
@@ -184,14 +172,17 @@ def test_what_differs_is_told_at_the_same_place_only(rig: ForkRig) -> None:
     more(rig)
     rig.fork(start="2")
     differ = partial(differences, "words", "new", rig.settings)
+    (told,) = remark(rig.zookeeper, look(rig.zookeeper, "new"))
+    assert (told.told, told.document["behind_records"]) == ("of words, from txid 2; 4 records behind it", 4)
+    assert remark(rig.zookeeper, look(rig.zookeeper, "words")) == []
     with pytest.raises(UsageError, match="'new' is 4 records behind"):
         differ(now=True)
     with pytest.raises(ServiceUnavailableError, match="did not come to the same place within 0 s"):
         differ(timeout_seconds=0)
     rig.run_fork()
     found = differ(now=True)
-    told = {one.table: (one.equal, one.only_old, one.only_new, one.different) for one in found.states}
-    assert told == {"kept": (3, 1, 0, 0), "words_0": (2, 1, 0, 1), "words_1": (2, 1, 0, 1)}
+    counts = {one.table: (one.equal, one.only_old, one.only_new, one.different) for one in found.states}
+    assert counts == {"kept": (3, 1, 0, 0), "words_0": (2, 1, 0, 1), "words_1": (2, 1, 0, 1)}
     rows = {row.key["word"]: (row.old, row.new, row.size) for row in found.states[1].rows}
     assert rows == {"a": ({"n": 3}, {"n": 2}, 1.0), "b": ({"n": 1}, None, 1.0)}
     assert not found.same

@@ -21,9 +21,10 @@ Positions = Mapping[str, Any]
 
 
 def under_own_names(topology: Topology, topology_id: str, prefix: str) -> Topology:
-    """Return the topology under another id, with tables whose names begin with `prefix`."""
+    """Return the topology under another id, with tables whose names begin with `prefix` and whose changes go
+    nowhere."""
     return topology.with_id(topology_id).with_states(
-        lambda state: replace(state, table=f"{prefix}{state.table}")
+        lambda state: replace(state, table=f"{prefix}{state.table}", changes_to=None)
     )
 
 
