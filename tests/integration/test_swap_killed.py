@@ -201,7 +201,9 @@ def test_readers_owners_and_views_follow_the_name(
     assert hung() == before
     assert desk.totals() == desk.truth(3)
     with psycopg.connect(desk.postgres) as connection:
-        assert connection.execute("SELECT n, sign FROM most, everything LIMIT 1").fetchall() == [(30, "%")]
+        assert connection.execute("SELECT most.n, sign FROM most, everything LIMIT 1").fetchall() == [
+            (30, "%")
+        ]
         granted = f"SELECT has_table_privilege('{role}', 'everything', 'select')"
         assert connection.execute(granted).fetchall() == [(True,)]
         (options,) = connection.execute(
