@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from txstream.core.errors import UsageError
 
@@ -30,7 +30,7 @@ def beside(topology: Topology, topology_id: str) -> Topology:
     if topology.tier != BATCHES:
         raise UsageError(f"topology {topology.id!r} is of tracked tuples, which keep no state: use --id")
     for one in topology.bolts:
-        bolt = one.instance
+        bolt: Any = one.instance
         if bolt.writes_to or (isinstance(bolt, StateCommitter) and bolt.state.transient):
             where = ", ".join(bolt.writes_to) or "another place"
             raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from txstream import (
 )
 from txstream.api.topology import Topology
 from txstream.cli.beside import beside
+from txstream.cli.main import main
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import ServiceUnavailableError, StateTableError, UsageError
 from txstream.inspect.overview import look
@@ -283,3 +285,20 @@ def test_windows_expiring_rows_and_removed_rows_go_on_from_a_savepoint(tmp_path:
             assert look_at("pages__new__rows") == look_at("pages__rows")
             assert not any("'b'" in row for row in look_at("pages")), "an older record brings nothing back"
             assert differences("t", "new", settings).same
+
+
+def test_a_person_is_told_what_differs(rig: ForkRig, capsys: pytest.CaptureFixture[str]) -> None:
+    rig.start().run()
+    more(rig)
+    rig.fork(start="2")
+    rig.run_fork()
+    assert main(["diff", "words", "new", "--now", "--database", rig.urls[0]]) == 1
+    told = capsys.readouterr()
+    assert told.out.startswith("words at txid 4 and new at txid 3 are at the same place\n")
+    assert "state kept: rows differ; state words_0: rows differ" in told.out
+    assert re.search(r"^ words_0 +2 +1 +0 +1$", told.out, re.MULTILINE)
+    assert re.search(r"^ a +3 +2$", told.out, re.MULTILINE)
+    rig.fork("whole")
+    rig.run_fork("whole")
+    assert main(["diff", "words", "whole", "--now", "--database", rig.urls[0]]) == 0
+    assert "state words_0: rows are the same" in capsys.readouterr().out

@@ -257,9 +257,10 @@ def _asked(original: Original, start: Any) -> dict[str, Any]:
     if away:
         listed = "; ".join(f"{name}: {why}" for name, why in sorted(away.items()))
         raise PartitionUnavailableError(f"cannot tell where a fork would begin now: {listed}")
+    metas: Mapping[str, Any] = answers
     return {
         name: one if is_empty(one) else until(one, one.start)
-        for name, one in answers.items()
+        for name, one in metas.items()
         if is_empty(one) or is_numbered(one)
     }
 
