@@ -188,7 +188,7 @@ def test_a_reader_of_what_is_committed_gets_each_change_once(
     services: Services, postgres: PostgresServer, tmp_path: Path, unique: str, semantics: str
 ) -> None:
     create_topics(services.kafka, unique)
-    orders = [order for seed in range(3) for order in produce(services.kafka, unique, seed)]
+    orders = [order for seed in range(4) for order in produce(services.kafka, unique, seed)]
     launcher = Launcher(services, tmp_path, postgres.create_database(unique), {"PYTHONPATH": TESTS})
     launcher = launcher.without_spark
     arguments = [
@@ -199,10 +199,10 @@ def test_a_reader_of_what_is_committed_gets_each_change_once(
     for point in ("inside-commit:2", "after-commit:3"):
         killed = launcher.run(*arguments, TXSTREAM_FAULT=f"kill@{point}")
         assert killed.status == -signal.SIGKILL, f"not killed at {point}: {killed.stderr}"
-    for step in ("begun:1", "produced:2", "flushed-all:2", "not-ended:2", "ended:2", "not-noted:1"):
+    for step in ("not-noted:1", "begun:1", "produced:2", "flushed-all:2", "not-ended:2", "ended:2"):
         killed = launcher.run(*arguments, "-p", f"dies={step}")
         assert killed.status == -signal.SIGKILL, f"not killed at {step}: {killed.stderr}"
-    for seed, step in ((3, "flushed-all:2"), (4, "ended:2")):
+    for seed, step in ((5, "flushed-all:2"), (6, "ended:2")):
         orders += produce(services.kafka, unique, seed)
         frozen = launcher.start(*arguments, "-p", f"dies={step}", "-p", "how=SIGSTOP")
         try:
