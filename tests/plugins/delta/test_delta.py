@@ -353,6 +353,19 @@ def test_a_table_of_others_with_the_same_columns_becomes_the_bolts(
     assert rows_of(lake) == sorted([*ORDERS[0], ("theirs", 0)])
 
 
+def test_a_table_that_is_put_back_goes_on_with_the_next_txid(lake: Path) -> None:
+    """As the guide says for a rewind."""
+    bolt = built(DeltaTableBolt(lake))
+    opened = lake_of(bolt)
+    for txid in (1, 2):
+        opened.append(Txid(txid), file_of(bolt, txid, ORDERS[txid - 1]))
+    DeltaTable(lake).restore(version_of(lake, "sales", 1))
+    opened = lake_of(bolt, sent=Txid(2))
+    assert not opened.append(Txid(2), file_of(bolt, 2, ORDERS[1]))
+    assert opened.append(Txid(4), file_of(bolt, 4, ORDERS[2]))
+    assert rows_of(lake, version_of(lake, "sales", 4)) == sorted([*ORDERS[0], *ORDERS[2]])
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 
