@@ -259,7 +259,8 @@ def test_a_driver_is_killed_in_an_isolating_attempt_and_in_a_retry_on_spark_with
     kill_in_every_step(launcher, unique, "transactional", search, ["inside-commit"], retry)
 
 
-@pytest.mark.parametrize("semantics", ["opaque", pytest.param("transactional", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
 def test_each_record_is_counted_or_dead_though_drivers_are_killed(
     launcher: Launcher, unique: str, semantics: str
 ) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from guards.commit import COMMIT
 from guards.dead_letters import DEAD_LETTERS
+from guards.delta import DELTA
 from guards.guard import Guard as Guard
 from guards.holes import HOLES
 from guards.hunt import (
@@ -25,4 +26,4 @@ from guards.start import START
 from guards.values import VALUE_RULES
 from guards.windows import WINDOWS
 
-GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED, *DEAD_LETTERS, *KEEP, *WINDOWS)
+GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED, *DEAD_LETTERS, *KEEP, *WINDOWS, *DELTA)

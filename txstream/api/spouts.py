@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -295,6 +295,17 @@ class PartitionedSpout(ABC, Generic[Meta]):
         would come back as input. Called when a topology is built. Raises TopologyError if the user named that
         place as one to read. The default reads no such place."""
         return self
+
+    def unpublished(self) -> Self:
+        """Return this source without what tells others how far it is read (Kafka: `publish_group`)."""
+        return self
+
+    def starting(self, start: Literal["earliest"] | datetime) -> Self:
+        """Return this source as one that begins there: at the first record that is left, or the first of that
+        time or later. Raises TopologyError if it cannot."""
+        if start == "earliest":
+            return self
+        raise TopologyError(f"{type(self).__name__} does not know its records by their time")
 
     def identity(self) -> Mapping[str, Any]:
         """Return what must not change under one topology id, as JSON values (Kafka: the topics)."""

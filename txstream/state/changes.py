@@ -30,10 +30,8 @@ def refused_changes(declared: Mapping[str, Any], spec: TableSpec) -> list[str]:
     """Return one sentence for each difference from the table's declaration that cannot be migrated."""
     now = spec.state.declaration(spec.semantics)
     sentences = []
-    for part in (
-        *now,
-        *(one for one in ("on_conflict", "sequence_by", "transient") if one in declared.keys() - now.keys()),
-    ):
+    optional = ("on_conflict", "sequence_by", "transient", "copies")
+    for part in (*now, *(one for one in optional if one in declared.keys() - now.keys())):
         if declared.get(part) != now.get(part):
             reasons = _refused_values(declared, spec.state) if part == "value" else [""]
             said = f"its {part} was declared {declared.get(part)!r} and is now {now.get(part)!r}"

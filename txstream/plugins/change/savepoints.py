@@ -62,7 +62,7 @@ def create_savepoint(
     taken, and for a topology without txids; UnknownTopologyError; ServiceUnavailableError if a database is
     away or there was no such moment.
     """
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise UsageError(
             f"a savepoint cannot be named {name!r:.60}: it is part of tables' names, so it begins with a "
             f"letter from a to z, and has at most 32 of these, digits and _"
@@ -104,6 +104,11 @@ def create_savepoint(
                         _remove(database, topology_id, name)
                 raise
     return _together(name, by_url)
+
+
+def is_name(name: str) -> bool:
+    """Whether a savepoint or a fork can be named so: it becomes part of tables' names."""
+    return _NAME.fullmatch(name) is not None
 
 
 def savepoints(topology_id: str, settings: Settings | None = None) -> list[Savepoint]:
@@ -197,7 +202,7 @@ def _at_one_txid(
     while True:
         with contextlib.ExitStack() as tried:
             readings = [tried.enter_context(one.read_state(topology_id)) for one in databases]
-            answer = _boundary(topology_id, databases, readings)
+            answer = boundary(topology_id, databases, readings)
             if not isinstance(answer, str):
                 stack.push(tried.pop_all())
                 return readings, answer
@@ -210,7 +215,7 @@ def _at_one_txid(
         pause(_BACKOFF.after(looks))
 
 
-def _boundary(
+def boundary(
     topology_id: str, databases: Sequence[StateDatabase], readings: Sequence[SqlStateReading]
 ) -> BatchRecord | str:
     """Return the ledger row of the batch as of which all snapshots are, or why there is none."""
