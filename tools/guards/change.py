@@ -8,9 +8,7 @@ _ROOM = "txstream/plugins/change"
 _REWIND = "tests/plugins/change/test_rewind.py"
 _SAVEPOINT = "tests/plugins/change/test_savepoints.py"
 _SWAP = "tests/plugins/change/test_swap.py"
-_AS_BEFORE = (
-    f"{_REWIND}::test_the_states_are_as_they_were_and_the_records_since_are_read_again[False-opaque]"
-)
+_AS_BEFORE = f"{_REWIND}::test_the_states_are_as_they_were_and_the_records_since_are_read_again[False-opaque]"
 _PLACES = f"{_SWAP}::test_the_forks_rows_take_the_names_and_go_back_again[opaque]"
 
 CHANGE = (

@@ -81,10 +81,13 @@ def delete(
         dropped, others_stay = {}, list[str]()
         belongings = every(BELONGINGS, "belongings")
         for database in reversed(found.opened):
-            others = [name for look in belongings for name in look(database, topology_id, drop=drop_state)]
-            others_stay += [] if drop_state else others
+            url = database.display_url
+            # What belongs to another life stays.
+            looks = belongings if lives.get(url, life if uuid is None else None) == life else []
+            theirs = [name for look in looks for name in look(database, topology_id, drop=drop_state)]
+            others_stay += [] if drop_state else theirs
             tables = database.delete(topology_id, drop_state=drop_state, uuid=life)
-            dropped[database.display_url] = tables + (others if drop_state else [])
+            dropped[url] = tables + (theirs if drop_state else [])
     places = [url for url in reversed(dropped) if dropped[url] or lives.get(url, "") == life]
     tables = [table for url in places for table in dropped[url]]
     if not in_zookeeper and not places:
