@@ -125,7 +125,7 @@ def play(week: Week) -> bool:
     is_found = not week.tell("Wednesday") and is_found
     week.txstream(f"fork shops fixed --from earliest --code {CODE} -p version=fixed")
     week.txstream(f"run {CODE} -p version=fixed --as fixed --until caught-up --max-records-per-second 20000")
-    week.txstream("diff shops fixed", status=1)
+    is_found = "rows differ" in week.txstream("diff shops fixed", status=1) and is_found
     week.txstream("swap shops fixed --yes")
     week.sell(100)
     week.txstream(f"run {CODE} -p version=fixed --until caught-up")

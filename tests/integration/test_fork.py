@@ -130,6 +130,7 @@ def test_a_fork_reads_all_again_by_other_code_and_the_difference_is_told(
     assert ledger == sorted([("fixed", 1, 90), (unique, 1, 90)])
 
 
+@pytest.mark.soak
 def test_a_fork_from_a_savepoint_or_a_time_begins_there_with_a_column_more(
     launcher: Launcher, postgres_url: str, unique: str
 ) -> None:

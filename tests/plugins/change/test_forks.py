@@ -123,8 +123,15 @@ def test_a_fork_from_the_earliest_reads_all_again_beside_the_original(rig: ForkR
     assert rig.ledger(0, "new") == rig.ledger(1, "new") == list(range(1, len(rig.ledger(0, "new")) + 1))
 
 
-@BOTH
-@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize(
+    ("spout", "folder"),
+    [
+        ("opaque", False),
+        ("transactional", True),
+        pytest.param("opaque", True, marks=pytest.mark.soak),
+        pytest.param("transactional", False, marks=pytest.mark.soak),
+    ],
+)
 def test_a_fork_from_a_savepoint_has_its_rows_and_reads_what_came_since(
     rig: ForkRig, tmp_path: Path, spout: str, folder: bool
 ) -> None:
