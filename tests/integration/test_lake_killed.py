@@ -42,13 +42,13 @@ Order = tuple[str, date, Decimal]
 """Customer, which no two orders have in common; day; amount."""
 
 
-def produce(bootstrap: str, topic: str) -> list[Order]:
+def produce(bootstrap: str, topic: str, count: int = ORDERS) -> list[Order]:
     """Produce orders to a new topic; return them."""
     create_topic(bootstrap, topic, PARTITIONS)
     chance = random.Random(7)
     producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all", linger_ms=20)
     orders = []
-    for number in range(ORDERS):
+    for number in range(count):
         day, amount = date(2026, 11, 1) + timedelta(chance.randrange(3)), Decimal(chance.randrange(999)) / 4
         told = {"customer": f"c{number}", "day": day.isoformat(), "amount": str(amount)}
         producer.send(topic, json.dumps(told).encode(), partition=number % PARTITIONS)
@@ -76,7 +76,7 @@ def in_sql(postgres: PostgresServer, database: str) -> dict[int, list[Order]]:
 def require_once(lake: Path, committed: dict[int, list[Order]], expected: Sequence[Order]) -> None:
     """Require that each order is in both, once, and that they are the same as of each txid."""
     assert in_lake(lake) == expected
-    assert len(committed) > 20
+    assert len(committed) >= len(expected) // 60
     sofar: list[Order] = []
     for txid in sorted(committed):
         sofar += committed[txid]
@@ -150,19 +150,21 @@ def test_a_driver_that_freezes_before_it_appends_comes_too_late(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_spark_and_duckdb_read_what_spark_has_written(
     services: Services, postgres: PostgresServer, tmp_path: Path, unique: str
 ) -> None:
     """Drivers on Spark are killed; then Spark's own reader and DuckDB read the table as of some txids."""
-    expected = produce(services.kafka, unique)
+    expected = produce(services.kafka, unique, 480)
     database, lake = postgres.create_database(unique), tmp_path / unique
     launcher = Launcher(services, tmp_path, database, {"PYTHONPATH": TESTS})
-    killed = launcher.run(*run_of(unique, lake), TXSTREAM_FAULT="kill@after-commit:3")
+    killed = launcher.run(*run_of(unique, lake), timeout_seconds=400, TXSTREAM_FAULT="kill@after-commit:2")
     assert killed.status == -signal.SIGKILL, killed.stderr
-    killed = launcher.run(*run_of(unique, lake, "-p", "dies=appended:3", "-p", "driver_commit_rows=1"))
+    killed = launcher.run(
+        *run_of(unique, lake, "-p", "dies=appended:3", "-p", "driver_commit_rows=1"), timeout_seconds=400
+    )
     assert killed.status == -signal.SIGKILL, killed.stderr
-    outcome = launcher.run(*run_of(unique, lake))
+    outcome = launcher.run(*run_of(unique, lake), timeout_seconds=400)
     assert outcome.status == 0, outcome.stderr
     committed = in_sql(postgres, unique)
     require_once(lake, committed, expected)

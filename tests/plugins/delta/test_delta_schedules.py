@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from guards import GUARDS
 from guards.patch import Patch, in_force
-from txstream.core.errors import ServiceUnavailableError
+from txstream.core.errors import DataLostError, ServiceUnavailableError
 from txstream.core.transaction import Txid
 from txstream.plugins.delta.files import WrittenFile, write_files
 from txstream.plugins.delta.lake import Lake
@@ -51,9 +51,8 @@ class World:
     def step(self) -> None:
         """Let one of the drivers do something, and perhaps the other one in the middle of it."""
         driver = self.chance.randrange(2)
-        do = self.chance.choice(
-            [self.process, self.process, self.append, self.append, self.die, self.compact]
-        )
+        most = [self.process, self.append]
+        do = self.chance.choice([*most, *most, self.wake, self.die, self.compact])
         self.story.append(f"{'  ' * self.depth}driver {driver}: {do.__name__}")
         try:
             do(driver)
@@ -66,14 +65,22 @@ class World:
         txid = len(self.committed) + 1
         if txid > TXIDS:
             return
-        self.attempt += 1
+        files = self.written(txid)
         attempt = self.attempt
-        rows = pa.table({"txid": [txid], "attempt": [attempt]}, schema=COLUMNS)
-        files = write_files(self.place, "t", "f", Txid(txid), 0, rows, ())
         if self.before_sql:
             self.opened(driver).append(Txid(txid), files)
         if self.chance.random() < 0.6 and txid == len(self.committed) + 1:
             self.committed[txid] = attempt, files
+
+    def wake(self, driver: int) -> None:
+        """Let a task that was frozen write an attempt of a txid that is committed."""
+        if self.committed:
+            self.written(self.chance.choice(list(self.committed)))
+
+    def written(self, txid: int) -> list[WrittenFile]:
+        self.attempt += 1
+        rows = pa.table({"txid": [txid], "attempt": [self.attempt]}, schema=COLUMNS)
+        return write_files(self.place, "t", "f", Txid(txid), 0, rows, ())
 
     def append(self, driver: int) -> None:
         """Append what SQL has committed, as a follower does: in order, from the last txid that it knows."""
@@ -171,7 +178,7 @@ def found(folder: Path, **options: bool) -> bool:
     for seed in range(SEEDS):
         try:
             play(folder / str(seed), seed, **options)
-        except WrongTableError:
+        except (WrongTableError, DataLostError):
             return True
     return False
 

@@ -160,7 +160,11 @@ class Lake:
         """Add columns that the table lacks; raise StateTableError for any other difference."""
         metadata, protocol = table.metadata(), table.protocol()
         features = _REFUSED_FEATURES & {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
-        properties = [name for name in metadata.configuration if name.startswith(_REFUSED_PROPERTIES)]
+        properties = [
+            name
+            for name, value in metadata.configuration.items()
+            if name.startswith(_REFUSED_PROPERTIES) and value not in ("none", "false")
+        ]
         if features or properties:
             raise StateTableError(
                 f"{self._place} has {', '.join(sorted(features) + properties)}, with which files cannot be "
