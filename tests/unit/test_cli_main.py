@@ -325,7 +325,8 @@ def test_no_java_is_told_before_anything_else(
 
     monkeypatch.setattr(java, "find_java", missing)
     assert main(["run", WORD_COUNT, "--zookeeper", "127.0.0.1:1"]) == 1
-    assert capsys.readouterr().err == "txstream: no Java was found: install Java 17 or 21\n"
+    told = "no Java was found: install Java 17 or 21 (guide: errors.md, ServiceUnavailableError)"
+    assert capsys.readouterr().err == f"txstream: {told}\n"
     assert main(["demo"]) == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -362,7 +363,8 @@ def test_standard_error_has_our_lines_only_and_the_file_all(
     capsys.readouterr()
     logging.getLogger("kafka.client").warning("a broker went away")
     logging.getLogger("txstream.engine").warning("waiting for partition lines/3")
-    assert capsys.readouterr().err == "waiting for partition lines/3\n"
+    told = "waiting for partition lines/3 (guide: errors.md, ServiceUnavailableError)"
+    assert capsys.readouterr().err == f"{told}\n"
     assert list(tmp_path.iterdir()) == [], "no folder is made by a command that only looks"
 
     Path(".txstream").mkdir()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -25,6 +26,19 @@ log = logging.getLogger(__name__)
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
+_OF_AN_ERROR = re.compile(r" failed and will be replayed|\bwaiting for ")
+
+
+def _sentence(record: logging.LogRecord) -> str:
+    """Return a record's message. Of a failed attempt and of a wait it says where the guide has the error."""
+    message = record.getMessage()
+    if record.levelno < logging.WARNING or not _OF_AN_ERROR.search(message):
+        return message
+    from txstream.cli import remedies  # seldom needed
+
+    return message + remedies.pointer(remedies.of_words(message))
+
+
 class OurLines(logging.Handler):
     """Writes records of `txstream.*` to standard error, without time and level: they are sentences."""
 
@@ -33,7 +47,7 @@ class OurLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             if self.as_json is None:
-                print_error(record.getMessage())
+                print_error(_sentence(record))
             else:
                 sys.stderr.write(f"{self.as_json.format(record)}\n")
                 sys.stderr.flush()
@@ -61,7 +75,7 @@ class JsonLines:
         found = (one for one in given if isinstance(one, TransactionAttempt))
         about = getattr(record, "about", None) or next(found, None) or in_hand()
         moment = datetime.fromtimestamp(record.created, UTC)
-        return self._document(moment, record.levelname.lower(), record.getMessage(), about)
+        return self._document(moment, record.levelname.lower(), _sentence(record), about)
 
     def _document(
         self, moment: datetime, level: str, message: str, about: TransactionAttempt | Txid | None

@@ -194,11 +194,14 @@ def _show_story(error: TxstreamError, *, verbose: bool) -> None:
 
 
 def _report(error: BaseException, sentence: str, *, debug: bool) -> None:
+    from txstream.cli import remedies  # what ends well needs no guide
+
     if debug:
         print_error("".join(traceback.format_exception(error)).rstrip())
     hidden = bool(getattr(error, "__notes__", None)) or not isinstance(error, TxstreamError)
     hint = "" if debug or not hidden else " (--debug shows the traceback)"
-    print_error(f"txstream: {' '.join(sentence.split())}{hint}")
+    guide = remedies.pointer(remedies.of_error(error)) if isinstance(error, TxstreamError) else ""
+    print_error(f"txstream: {' '.join(sentence.split())}{guide}{hint}")
 
 
 if __name__ == "__main__":

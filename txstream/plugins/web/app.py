@@ -25,10 +25,11 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from txstream.cli import remedies
 from txstream.core.errors import ServiceUnavailableError, TopologyError, TxstreamError, UsageError
 from txstream.core.names import validate_topology_id
 from txstream.inspect import UnknownTopologyError
-from txstream.plugins.web import remedies, views
+from txstream.plugins.web import views
 from txstream.plugins.web.comparing import FAULTS
 from txstream.plugins.web.guard import Guard, is_same, is_text, logged_in
 from txstream.plugins.web.last_hour import last_hour

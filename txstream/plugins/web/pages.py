@@ -16,11 +16,11 @@ from starlette.responses import HTMLResponse, Response
 
 import txstream
 from txstream.api.tuples import DEFAULT_STREAM
+from txstream.cli import remedies
 from txstream.core.placement import own_seconds
 from txstream.core.wording import counted, in_order, shown
 from txstream.plugins.notebook import attempt_chart
 from txstream.plugins.notebook.graph import Edge, Node, svg as draw
-from txstream.plugins.web import remedies
 from txstream.plugins.web.timeline import STEPS
 from txstream.plugins.web.views import shown_attempt
 

@@ -1,7 +1,7 @@
-"""Which error has which remedy: the section of the guide about errors, which the page carries, since a reader
-may have no guide at hand.
+"""Which error has which remedy: the guide about errors. The page of `txstream ui` shows it, the log and the
+command line name it. It comes with the package, since a reader may have no guide at hand.
 
-`errors.md` is that section of docs/operations.md, word for word; a test says so.
+`errors.md` is a link to docs/errors.md.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ _ROW = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \| (.*) \| (.*) \|$")
 _RAISED = re.compile(r"\b[A-Z]\w+(?:Error|Exception)\b")
 _OF_USER_CODE = "BoltError"
 _AWAY = "ServiceUnavailableError"
+_SAYS_ALL = "as the message says"
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Part:
 
 @cache
 def parts() -> tuple[Part, ...]:
-    """Return the guide's section."""
-    text = files("txstream.plugins.web").joinpath("errors.md").read_text(encoding="utf-8")
+    """Return the guide, but for its title."""
+    text = files("txstream.cli").joinpath("errors.md").read_text(encoding="utf-8").partition("\n\n")[2]
     found = []
     for part in re.split(r"\n(?=\*\*)", text):
         lines = part.splitlines()
@@ -63,6 +64,12 @@ def of_words(words: str) -> str | None:
         return _OF_USER_CODE
     is_away = re.search(r"not answer|cannot be reached|was left out|waiting for", words) is not None
     return named or (_AWAY if is_away else None)
+
+
+def pointer(name: str | None) -> str:
+    """Return where the guide has this error, in brackets; nothing if it has no more than the message."""
+    helps = {name: help_ for part in parts() for names, _, help_ in part.rows for name in names}
+    return "" if helps.get(name or "", _SAYS_ALL) == _SAYS_ALL else f" (guide: errors.md, {name})"
 
 
 def _html(text: str) -> str:
