@@ -232,7 +232,7 @@ ZNODES: Final[Mapping[str, str]] = {
     "waiting": "what the leader waits for; only while it does",
     "trees": "how tracked tuples are doing",
     "letters_sent": "the last txid whose dead letters are all in their topic",
-    "results_sent": "by table, the last txid whose rows are all in the topic that they leave for",
+    "results_sent": "by table, the last txid whose rows are all where they leave for",
 }
 
 
