@@ -8,6 +8,7 @@ Each section of docs/guarantees.md has a file here, and the holes of docs/semant
 
 from __future__ import annotations
 
+from guards.change import CHANGE
 from guards.commit import COMMIT
 from guards.dead_letters import DEAD_LETTERS
 from guards.delta import DELTA
@@ -29,5 +30,5 @@ from guards.windows import WINDOWS
 
 GUARDS = (
     *(*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED),
-    *(*DEAD_LETTERS, *KEEP, *WINDOWS, *DELTA, *RESULTS),
+    *(*DEAD_LETTERS, *KEEP, *WINDOWS, *CHANGE, *DELTA, *RESULTS),
 )

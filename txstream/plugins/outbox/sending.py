@@ -178,7 +178,7 @@ class OutboxFollower(Follower):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         topics = ", ".join(one.topic for one in outboxes)
-        super().__init__(topology, self.what_leaves, f"{self.goes_to} {topics}", _LOOK_SECONDS)
+        super().__init__(topology, self.what_leaves, f"{self.goes_to} {topics}".lstrip(), _LOOK_SECONDS)
         self._topology = topology
         self._outboxes = outboxes
         self._databases = databases
