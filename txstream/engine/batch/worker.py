@@ -223,8 +223,9 @@ def _read(
 
 def _stored(leaving: LeavingOut, process: WorkerProcess) -> pa.Table | None:
     """Return the records that were left out as they are stored, so that the driver need not read them."""
-    places = [(one.partition, one.offset) for one in leaving.found]
-    found = process.spout()[0].take_stored(places) if places else None
+    emitter, places = process.spout()[0], [(one.partition, one.offset) for one in leaving.found]
+    found = emitter.take_stored(places) if places else None
+    emitter.keep_stored(0)
     return found if found is not None and found.nbytes <= _LEFT_OUT_BYTES else None
 
 
