@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from txstream import MemorySpout, OpaqueSpout, inspect
+from txstream.cli.main import main
 from txstream.examples.lookups import FIELDS, graph
 from txstream.settings import Settings
 from txstream.testing import TopologyTest
@@ -22,7 +28,10 @@ def order(offset: int) -> tuple[Any, ...]:
     return ("u1", None, None, None, Decimal(1), "orders", 0, offset)
 
 
-def test_what_is_looked_up_again_is_the_table_of_today(tmp_path: Path) -> None:
+def test_what_is_looked_up_again_is_the_table_of_today(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     settings = Settings(database=f"sqlite:///{tmp_path / 's.db'}")
     with MemorySpout(COLUMNS, {"users/0": [user(0, "Ann")], "orders/0": [order(0)]}) as source:
         made = graph(OpaqueSpout(source, max_batch_records=10))
@@ -42,3 +51,15 @@ def test_what_is_looked_up_again_is_the_table_of_today(tmp_path: Path) -> None:
         assert inspect.replay(made, last + 1, settings).same  # the batch's own row comes first
         because = inspect.why(made, "orders", ("orders", 0, 1), settings)
         assert "rows are looked up in table 'users' as it is today" in because.notes[0]
+        assert because.lookups == "today"
+        monkeypatch.setitem(sys.modules, "joining", SimpleNamespace(topology=lambda: made))
+        options = ("--topology", "joining:topology", "--database", str(settings.database))
+        assert main(["replay", "lookups", f"{last + 1}", *options]) == 0  # the same, and yet it is said
+        assert "note: rows are looked up in table 'users' as it is today" in capsys.readouterr().err
+        for expected, *command in (
+            ("today", "replay", "lookups", f"{last + 1}"),
+            ("today", "why", "lookups", "orders", "orders", "0", "1"),
+            (None, "why", "lookups", "users", "u1"),
+        ):
+            assert main([*command, *options, "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)["lookups"] == expected

@@ -213,6 +213,10 @@ class DryRuns:
                 raise problem
 
 
+def read_today(table: str) -> str:
+    return f"rows are looked up in table {table!r} as it is today, because earlier rows are not kept"
+
+
 @contextlib.contextmanager
 def dry_runs(
     topology: Topology, settings: Settings | None, *, capture: bool = False, on_spark: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,7 +25,7 @@ from txstream.inspect.keys import check_key, parse_key
 from txstream.inspect.ledgers import UnknownTxidError, standing
 from txstream.inspect.tables import place_of_table
 from txstream.inspect.tabular import Tabular
-from txstream.plugins.audit.dry_runs import DryBatch, DryRuns, ReplayedTable, dry_runs
+from txstream.plugins.audit.dry_runs import DryBatch, DryRuns, ReplayedTable, dry_runs, read_today
 from txstream.plugins.audit.replaying import alike, combined
 from txstream.settings import Settings
 from txstream.spouts.ranges import RecordSpan
@@ -60,7 +60,8 @@ class Why(Tabular):
 
     A record that made a maximum or minimum is among them however far back it is; if the table has no other
     columns, they are all. If `is_complete`, the parts make the whole value; otherwise `notes` say what ended
-    the search. `txids` are the first and the last batch that were looked at.
+    the search. `txids` are the first and the last batch that were looked at. `lookups` is "today" if rows
+    were looked up in a table, which was read as it is today and not as it was; a note names the table.
     """
 
     topology: str
@@ -73,6 +74,7 @@ class Why(Tabular):
     is_complete: bool = False
     txids: tuple[Txid, Txid] | None = None
     notes: tuple[str, ...] = ()
+    lookups: Literal["today"] | None = None
 
     def as_table(self) -> tuple[str, list[str], list[Sequence[object]]]:
         rows: list[Sequence[object]] = [
@@ -121,15 +123,18 @@ def why(
         if row is None:
             return answer
         search = _Search(runs, database, wanted, answer.key, row, limit, exact=exact)
-        search.notes += [
-            f"rows are looked up in table {one!r} as it is today, because earlier rows are not kept"
-            for one in runs.looked_up(wanted.component)
-        ]
+        looked_up = runs.looked_up(wanted.component)
+        search.notes += map(read_today, looked_up)
         search.back_from(as_of if row.txid is None else row.txid, within)
     parts = (*_with_values(search.parts, row.value, wanted.bolt.reducers), *search.far_back)
     looked = (min(search.looked_at), max(search.looked_at)) if search.looked_at else None
     return replace(
-        answer, parts=parts, is_complete=search.is_complete, txids=looked, notes=tuple(search.notes)
+        answer,
+        parts=parts,
+        is_complete=search.is_complete,
+        txids=looked,
+        notes=tuple(search.notes),
+        lookups="today" if looked_up else None,
     )
 
 

@@ -186,6 +186,7 @@ def _replay_document(found: Replay, tuples: pa.Table | None) -> dict[str, Any]:
         "tables": document(found.tables),
         "differing": found.differing,
         "differences": document(found.differences),
+        "lookups": "today" if found.looked_up else None,
     }
     if found.into is not None:
         written["into"] = found.into
@@ -219,6 +220,8 @@ def _print_replay(cli: Cli, found: Replay) -> None:
                 f"note: txid {batch.txid} had {counted(batch.records_read, 'record')} and its ranges have "
                 f"{batch.records:,} now: the log was compacted, or the source gives others"
             )
+    for words in found.notes:
+        cli.say(f"note: {words}")
     for note in dict.fromkeys(f"{one.table}: {one.note}" for one in found.tables if one.note):
         cli.say(f"note: {note}")
     for one in found.tables:

@@ -40,6 +40,19 @@ TEMPLATES = {
         "README.md": "mirror_readme.md.mako",
         "changes.jsonl": "changes.jsonl.mako",
     },
+    "windows": {
+        "{name}.py": "windows.py.mako",
+        "test_{name}.py": "test_windows.py.mako",
+        "README.md": "windows_readme.md.mako",
+        "clicks.jsonl": "clicks.jsonl.mako",
+    },
+    "lookups": {
+        "{name}.py": "lookups.py.mako",
+        "test_{name}.py": "test_lookups.py.mako",
+        "README.md": "lookups_readme.md.mako",
+        "users.jsonl": "users.jsonl.mako",
+        "orders.jsonl": "orders.jsonl.mako",
+    },
 }
 """What a project is about: its files beside those that every project has."""
 
