@@ -48,6 +48,12 @@ def tables(topology: Topology) -> list[str]:
     return sorted([bolt.state.stored_table for bolt, _ in topology.states])
 
 
+def group_of(topology: Topology) -> str | None:
+    source = topology.spout.source
+    assert isinstance(source, KafkaSource)
+    return source.publish_group
+
+
 def test_each_table_is_its_own_and_nobody_is_told() -> None:
     original = builder().build()
     own = beside(original, "trial")
@@ -57,10 +63,10 @@ def test_each_table_is_its_own_and_nobody_is_told() -> None:
     assert [one.instance.state.table for one in own.bolts if isinstance(one.instance, StateCommitter)] == [
         "users__trial", "visits__trial",
     ]  # fmt: skip
-    assert (own.spout.source.publish_group, own.dead_letters) == (None, DeadLetters())
+    assert (group_of(own), own.dead_letters) == (None, DeadLetters())
     assert {bolt.state.changes_to for bolt, _ in own.states} == {None}
     assert tables(original) == ["users__rows", "visits"], "the original is as it was"
-    assert original.spout.source.publish_group == "visits"
+    assert group_of(original) == "visits"
     assert [use.state.table for use in beside(accounts.topology(), "b").map_states] == ["accounts__b"]
 
 

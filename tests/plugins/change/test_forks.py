@@ -251,7 +251,7 @@ def test_windows_expiring_rows_and_removed_rows_go_on_from_a_savepoint(tmp_path:
     def records(*given: tuple[float, str, bool]) -> list[tuple[Any, ...]]:
         return [("p0", at(minutes), page, gone) for minutes, page, gone in given]
 
-    def look_at(table: str) -> list[tuple[Any, ...]]:
+    def look_at(table: str) -> list[str]:
         with sqlite3.connect(file) as connection:
             found = connection.execute(f'SELECT * FROM "{table}"')
             own = [n for n, (name, *_) in enumerate(found.description) if "txid" in name or "prev" in name]

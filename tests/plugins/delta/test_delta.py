@@ -11,7 +11,7 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -373,6 +373,11 @@ def made(lake: Path, sql: str, **options: Any) -> None:
     DeltaTable.create(str(lake), parse_schema(sql), **options)
 
 
+def constrained(lake: Path) -> None:
+    made(lake, COLUMNS)
+    DeltaTable(lake).alter.add_constraint({"positive": "amount > 0"})
+
+
 REFUSED: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "another topology": (
         lambda lake: lake_of(built(DeltaTableBolt(lake)), topology="other"),
@@ -410,10 +415,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         r"is partitioned by \['customer'\], and the bolt has partition_by=\[\]",
     ),
     "a constraint": (
-        lambda lake: (
-            made(lake, COLUMNS),
-            DeltaTable(lake).alter.add_constraint({"positive": "amount > 0"}),
-        ),
+        constrained,
         StateTableError,
         "has .*delta.constraints.positive, with which files cannot be appended",
     ),
@@ -452,7 +454,7 @@ def test_a_table_that_was_restored_from_an_older_copy_is_refused(lake: Path, tmp
 def test_declarations_that_are_refused(tmp_path: Path) -> None:
     declared: dict[str, tuple[Callable[[], Any], str]] = {
         "no address": (lambda: DeltaTableBolt(""), "has a path or a URL"),
-        "an option": (lambda: DeltaTableBolt("s3://a/b", storage_options={"n": 1}), "'n' is int"),
+        "an option": (lambda: DeltaTableBolt("s3://a/b", storage_options=cast(Any, {"n": 1})), "'n' is int"),
         "a partition": (lambda: built(DeltaTableBolt("/a", partition_by="city")), "none of its columns"),
         "only partitions": (
             lambda: built(DeltaTableBolt("/a", partition_by=["customer", "amount"])),

@@ -121,7 +121,7 @@ class World:
             return
         found = DeltaTable(self.place.uri)
         rows = sorted((row["txid"], row["attempt"]) for row in found.to_pyarrow_table().to_pylist())
-        last = found.transaction_version("t/f")
+        last = found.transaction_version("t/f") or 0
         expected = [(txid, self.committed[txid][0]) for txid in sorted(self.committed) if txid <= last]
         if rows != expected or (is_last and last != TXIDS):
             told = "\n".join(self.story)

@@ -123,7 +123,7 @@ def _named(connection: Connection, table: str, columns: Sequence[str]) -> str:
     there = Table(table, MetaData(naming_convention=state_tables.INDEX_NAMES), *map(Column, columns))
     preparer = connection.dialect.identifier_preparer
     named = preparer.format_index(Index(None, *there.columns))
-    return preparer.unformat_identifiers(named)[0]  # type: ignore[no-any-return]
+    return str(preparer.unformat_identifiers(named)[0])
 
 
 # --- SQLite -------------------------------------------------------------------------------------------------
