@@ -197,7 +197,6 @@ def test_they_find_what_is_appended_before_sql_has_decided(tmp_path: Path) -> No
 def test_they_find_the_guards_of_a_commit_that_are_missing(tmp_path: Path) -> None:
     names = {
         "what the table has is not appended again",
-        "files are appended by the reading that was compared",
         "no attempt changes a file of another one",
     }
     patches: list[tuple[str, Patch]] = [(one.what, one.patch) for one in GUARDS if one.what in names]
