@@ -21,9 +21,22 @@ from guards.hunt import (
 )
 from guards.keep import KEEP
 from guards.locks import LOCKS
+from guards.lookups import LOOKUPS
 from guards.simulated import SIMULATED
 from guards.start import START
 from guards.values import VALUE_RULES
 from guards.windows import WINDOWS
 
-GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED, *DEAD_LETTERS, *KEEP, *WINDOWS, *DELTA)
+GUARDS = (
+    *VALUE_RULES,
+    *START,
+    *COMMIT,
+    *LOCKS,
+    *HOLES,
+    *SIMULATED,
+    *DEAD_LETTERS,
+    *KEEP,
+    *WINDOWS,
+    *LOOKUPS,
+    *DELTA,
+)
