@@ -22,6 +22,7 @@ from guards.hunt import (
 )
 from guards.keep import KEEP
 from guards.locks import LOCKS
+from guards.lookups import LOOKUPS
 from guards.results import RESULTS
 from guards.simulated import SIMULATED
 from guards.start import START
@@ -30,5 +31,5 @@ from guards.windows import WINDOWS
 
 GUARDS = (
     *(*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED),
-    *(*DEAD_LETTERS, *KEEP, *WINDOWS, *CHANGE, *DELTA, *RESULTS),
+    *(*DEAD_LETTERS, *KEEP, *WINDOWS, *LOOKUPS, *CHANGE, *DELTA, *RESULTS),
 )

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from txstream.plugins.outbox.sending import Record
 from txstream.spouts.kafka import transactional_topic
 from txstream.spouts.kafka.transactional_topic import TransactionalTopic
 
-ROWS = {txid: [(b"a", b"%d" % txid, []), (b"b", b"%d" % txid, [])] for txid in range(1, 4)}
+ROWS: dict[int, list[Record]] = {
+    txid: [(b"a", b"%d" % txid, []), (b"b", b"%d" % txid, [])] for txid in range(1, 4)
+}
 WHOLE = [(key, value) for rows in ROWS.values() for key, value, _ in rows]
 
 
