@@ -96,7 +96,7 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
 
     def keep_stored(self, most_bytes: int) -> None:
         """See `PartitionEmitter.keep_stored`. When there is too much, the oldest goes."""
-        self._stored, self._room = deque(), most_bytes
+        self._stored, self._room = deque() if most_bytes else None, most_bytes
 
     def _keep(self, stored: deque[tuple[str, Part]], read: Iterable[tuple[str, Part]]) -> None:
         for one in read:
@@ -125,7 +125,6 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
     def take_reading(self) -> Reading:
         """See `PartitionEmitter.take_reading`."""
         reading, self._reading = self._reading, Reading()
-        self._stored = None
         return reading + Reading({}, self._read.take_fetched())
 
     def close(self) -> None:

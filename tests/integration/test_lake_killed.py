@@ -7,11 +7,15 @@ from __future__ import annotations
 import json
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
 
+import duckdb
+import psutil
 import psycopg
 import pytest
 from deltalake import DeltaTable
@@ -21,11 +25,18 @@ from support.runs import Launcher
 from support.texts import create_topic
 
 from txstream import version_of
+from txstream.core.waits import wait_until
 from txstream.plugins.local.embedded import Services
 
 PARTITIONS = 3
 ORDERS = 1_500
 TESTS = str(Path(__file__).parents[1])
+BY_SPARK = """
+import json, sys
+from pyspark.sql import SparkSession
+read = SparkSession.builder.master("local[1]").getOrCreate().read.parquet(*sys.argv[1:])
+print(json.dumps(sorted((row.customer, str(row.amount)) for row in read.collect())))
+"""
 
 Order = tuple[str, date, Decimal]
 """Customer, which no two orders have in common; day; amount."""
@@ -79,26 +90,23 @@ def require_once(lake: Path, committed: dict[int, list[Order]], expected: Sequen
     assert transactions == sorted(transactions)
 
 
-@pytest.mark.parametrize("semantics", ["opaque", pytest.param("transactional", marks=pytest.mark.soak)])
+def run_of(topic: str, lake: Path, *more: str) -> list[str]:
+    return [
+        *("run", "support.lake_kills:topology", "--id", topic, "-p", f"topic={topic}", "-p", f"lake={lake}"),
+        *("--until", "caught-up", "--json", "--session-timeout", "1", *more),
+    ]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
 def test_every_order_is_there_once_as_of_each_txid(
     services: Services, postgres: PostgresServer, tmp_path: Path, unique: str, semantics: str
 ) -> None:
     expected = produce(services.kafka, unique)
     database, lake = postgres.create_database(unique), tmp_path / unique
     launcher = Launcher(services, tmp_path, database, {"PYTHONPATH": TESTS}).without_spark
-    arguments = [
-        *(
-            "run",
-            "support.lake_kills:topology",
-            "--id",
-            unique,
-            "-p",
-            f"topic={unique}",
-            "-p",
-            f"lake={lake}",
-        ),
-        *("-p", f"semantics={semantics}", "--until", "caught-up", "--json", "--session-timeout", "1"),
-    ]
+    arguments = run_of(unique, lake, "-p", f"semantics={semantics}")
     by_executors = ["-p", "driver_commit_rows=1"]
     for path, point in (([], "inside-commit:2"), ([], "after-commit:3"), (by_executors, "after-write:4")):
         killed = launcher.run(*arguments, *path, TXSTREAM_FAULT=f"kill@{point}")
@@ -116,3 +124,57 @@ def test_every_order_is_there_once_as_of_each_txid(
     assert status["behind"] == {f"{unique}_files": 0}
     checked = launcher.run("fsck", unique)
     assert checked.status == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_driver_that_freezes_before_it_appends_comes_too_late(
+    services: Services, postgres: PostgresServer, tmp_path: Path, unique: str
+) -> None:
+    expected = produce(services.kafka, unique)
+    database, lake = postgres.create_database(unique), tmp_path / unique
+    launcher = Launcher(services, tmp_path, database, {"PYTHONPATH": TESTS}).without_spark
+    frozen = launcher.start(*run_of(unique, lake, "-p", "dies=before-appending:4", "-p", "freezes=true"))
+    process = psutil.Process(frozen.process.pid)
+    assert wait_until(lambda: process.status() == psutil.STATUS_STOPPED, 60)
+    version = DeltaTable(lake).version()
+    successor = launcher.run(*run_of(unique, lake))
+    assert successor.status == 0, successor.stderr
+    before = DeltaTable(lake).version()
+    assert before > version
+    process.send_signal(signal.SIGCONT)
+    woken = frozen.wait()
+    assert woken.status != 0
+    assert DeltaTable(lake).version() == before, "it appended when it was woken"
+    require_once(lake, in_sql(postgres, unique), expected)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_spark_and_duckdb_read_what_spark_has_written(
+    services: Services, postgres: PostgresServer, tmp_path: Path, unique: str
+) -> None:
+    """Drivers on Spark are killed; then Spark's own reader and DuckDB read the table as of some txids."""
+    expected = produce(services.kafka, unique)
+    database, lake = postgres.create_database(unique), tmp_path / unique
+    launcher = Launcher(services, tmp_path, database, {"PYTHONPATH": TESTS})
+    killed = launcher.run(*run_of(unique, lake), TXSTREAM_FAULT="kill@after-commit:3")
+    assert killed.status == -signal.SIGKILL, killed.stderr
+    killed = launcher.run(*run_of(unique, lake, "-p", "dies=appended:3", "-p", "driver_commit_rows=1"))
+    assert killed.status == -signal.SIGKILL, killed.stderr
+    outcome = launcher.run(*run_of(unique, lake))
+    assert outcome.status == 0, outcome.stderr
+    committed = in_sql(postgres, unique)
+    require_once(lake, committed, expected)
+    txids = sorted(committed)
+    for last in (txids[2], txids[len(txids) // 2], txids[-1]):
+        sofar = sorted(order for txid in txids if txid <= last for order in committed[txid])
+        table = DeltaTable(lake, version=version_of(lake, unique, last))
+        read = subprocess.run([sys.executable, "-c", BY_SPARK, *table.file_uris()], capture_output=True)
+        assert read.returncode == 0, read.stderr
+        assert json.loads(read.stdout) == [[customer, str(amount)] for customer, _, amount in sofar]
+        orders = table.to_pyarrow_dataset()
+        connection = duckdb.connect()
+        connection.register("orders", orders)
+        found = connection.execute("SELECT customer, day, amount FROM orders ORDER BY customer").fetchall()
+        assert found == sofar

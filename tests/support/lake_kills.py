@@ -1,7 +1,8 @@
-"""The orders of a topic in a Delta table, by a driver that dies at one step of getting them there."""
+"""The orders of a topic in a Delta table, by a driver that dies, or freezes, at one step."""
 
 from __future__ import annotations
 
+import signal
 from typing import Literal
 
 from deltalake import DeltaTable
@@ -31,8 +32,9 @@ def topology(
     semantics: Literal["opaque", "transactional"] = "opaque",
     driver_commit_rows: int | None = None,
     dies: str = "",
+    freezes: bool = False,
 ) -> Topology:
-    die_at(dies, steps=DIES)
+    die_at(dies, signal.SIGSTOP if freezes else signal.SIGKILL, DIES)
     return orders_in_lake.topology(
         lake,
         topic,

@@ -36,8 +36,10 @@ def dying(method: Callable[..., Any], call: int, how: signal.Signals, *, after: 
     def dying(*given: Any, **named: Any) -> Any:
         nonlocal calls
         calls += 1
-        answer = method(*given, **named) if after or calls != call else None
-        if calls == call:  # and then it goes on, if it was only frozen and is woken
+        if calls == call and not after:  # and then it goes on, if it was only frozen and is woken
+            os.kill(os.getpid(), how)
+        answer = method(*given, **named)
+        if calls == call and after:
             os.kill(os.getpid(), how)
         return answer
 

@@ -45,8 +45,8 @@ DELTA = (
         "delta",
         "a take-over leaves a transaction of its own",
         f"{_ROOM}/lake.py",
-        "            self._commit(table, last, [])\n",
-        "",
+        "            if fence:\n",
+        "            if False:\n",
         f"{_COMPARED}[take_over]",
     ),
     Guard(

@@ -295,7 +295,8 @@ class TransactionalTopologyBuilder(GraphBuilder):
         """See to it that the source reads no place that the topology writes to. Raises TopologyError."""
         written = [] if self._dead_letters is None else [self._dead_letters.topic]
         for bolt in (one.bolt for one in self._bolts.values()):
-            kept = [getattr(bolt, "state", None), *dict(getattr(bolt, "states", ())).values()]
+            states = getattr(bolt, "states", None)  # whether it is a mapping is asked later
+            kept = [getattr(bolt, "state", None), *(states.values() if isinstance(states, Mapping) else ())]
             places = [state.changes_to for state in kept if isinstance(state, SqlState)]
             written += [*bolt.writes_to, *(str(place) for place in places if place is not None)]
         source = self._spout.source

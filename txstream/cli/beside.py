@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from txstream.core.errors import UsageError
 
@@ -24,16 +24,18 @@ def beside(topology: Topology, topology_id: str) -> Topology:
     changes. Raises UsageError if a bolt writes to a topic, which would get everything twice, and for tracked
     tuples.
     """
+    from txstream.api.bolts import StateCommitter
     from txstream.api.topology import BATCHES
 
     if topology.tier != BATCHES:
         raise UsageError(f"topology {topology.id!r} is of tracked tuples, which keep no state: use --id")
     for one in topology.bolts:
-        if one.instance.writes_to:
+        bolt: Any = one.instance
+        if bolt.writes_to or (isinstance(bolt, StateCommitter) and bolt.state.transient):
+            where = ", ".join(bolt.writes_to) or "another place"
             raise UsageError(
-                f"component {one.id!r} writes to {', '.join(one.instance.writes_to)}, which whoever reads it "
-                f"would get a second time from {topology_id!r}; let the factory leave it out, by a parameter "
-                f"for example (-p)"
+                f"component {one.id!r} writes to {where}, which would get everything a second time from "
+                f"{topology_id!r}; let the factory leave it out, by a parameter for example (-p)"
             )
     spout = copy.copy(topology.spout)
     spout.source = spout.source.unpublished()

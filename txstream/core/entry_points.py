@@ -12,6 +12,9 @@ from typing import Any, Final
 
 from txstream.core.errors import ServiceUnavailableError, UsageError
 
+BELONGINGS: Final = "txstream.belongings"
+"""Of what else a topology has in a database: an object is called with the `StateBackend`, the topology's id
+and `drop`, and returns the names of its tables, which it has dropped if `drop` is true."""
 COMMANDS: Final = "txstream.commands"
 """Of the command line: an object is called with typer's app, `register(app)`, when a command line begins."""
 STATE_BACKENDS: Final = "txstream.state_backends"

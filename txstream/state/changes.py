@@ -17,6 +17,9 @@ from txstream.core.errors import SchemaError, StateTableError
 from txstream.core.transaction import Txid
 from txstream.state.records import TableSpec
 
+CREATING = "creating"
+"""In the stored declaration of a table that may not exist yet."""
+
 
 def added_values(declared: Mapping[str, Any], spec: TableSpec) -> tuple[str, ...]:
     """Return the value columns that `spec` adds to the `declared` table; () when there are none."""
@@ -30,8 +33,7 @@ def refused_changes(declared: Mapping[str, Any], spec: TableSpec) -> list[str]:
     """Return one sentence for each difference from the table's declaration that cannot be migrated."""
     now = spec.state.declaration(spec.semantics)
     sentences = []
-    optional = ("on_conflict", "sequence_by", "transient", "copies")
-    for part in (*now, *(one for one in optional if one in declared.keys() - now.keys())):
+    for part in (*now, *sorted(declared.keys() - now.keys() - {CREATING})):
         if declared.get(part) != now.get(part):
             reasons = _refused_values(declared, spec.state) if part == "value" else [""]
             said = f"its {part} was declared {declared.get(part)!r} and is now {now.get(part)!r}"

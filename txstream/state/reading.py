@@ -43,8 +43,8 @@ class StoredTable:
     def of(cls, spec: TableSpec, owner: str) -> StoredTable:
         state = spec.state
         rules = state.on_conflict, state.removed_by is not None, state.sequence_by
-        rules += state.transient, state.copies
-        return cls(state.table, state.key_schema, state.shown_schema, spec.semantics, owner, *rules)
+        used = state.transient, state.copies
+        return cls(state.table, state.key_schema, state.shown_schema, spec.semantics, owner, *rules, *used)
 
     @property
     def keeps_older(self) -> bool:

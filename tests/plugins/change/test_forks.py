@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,24 @@ from typing import Any
 import pytest
 from support.memory_zookeeper import MemoryZooKeeper
 from support.saved_rigs import BOTH, SPOUTS, SavedRig
+from support.windows import FIELDS, HOURS, NOON, at
 
+from txstream import (
+    Count,
+    DeadLetters,
+    OpaqueSpout,
+    Settings,
+    SqlAppendBolt,
+    SqlState,
+    SqlStateBolt,
+    SqlTable,
+    TransactionalTopologyBuilder,
+    WindowBolt,
+    WindowState,
+)
 from txstream.api.topology import Topology
 from txstream.cli.beside import beside
+from txstream.cli.main import main
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import ServiceUnavailableError, StateTableError, UsageError
 from txstream.inspect.overview import look
@@ -25,7 +42,7 @@ from txstream.plugins.change.forking import Original, fork_in
 from txstream.plugins.change.forks import Fork, fork_of, remark
 from txstream.plugins.change.savepoints import create_savepoint, opened
 from txstream.spouts.memory import MemoryRange, MemorySpout
-from txstream.testing import TopologyTest
+from txstream.testing import ManualClock, TopologyTest
 
 
 class Died(BaseException):
@@ -218,3 +235,70 @@ def test_what_cannot_be_forked_is_refused_and_leaves_nothing(rig: ForkRig) -> No
     with pytest.raises(StateTableError, match="'kept__other' exists and was not created by txstream"):
         rig.fork("other")
     assert fork_of(rig.zookeeper, "other") is None
+
+
+def test_windows_expiring_rows_and_removed_rows_go_on_from_a_savepoint(tmp_path: Path) -> None:
+    file, clock = tmp_path / "state.db", ManualClock((NOON + timedelta(days=2)).timestamp())
+    url, settings = f"sqlite:///{file}", Settings(database=f"sqlite:///{file}")
+
+    def records(*given: tuple[float, str, bool]) -> list[tuple[Any, ...]]:
+        return [("p0", at(minutes), page, gone) for minutes, page, gone in given]
+
+    def look_at(table: str) -> list[tuple[Any, ...]]:
+        with sqlite3.connect(file) as connection:
+            found = connection.execute(f'SELECT * FROM "{table}"')
+            own = [n for n, (name, *_) in enumerate(found.description) if "txid" in name or "prev" in name]
+            return sorted(str([v for n, v in enumerate(row) if n not in own]) for row in found)
+
+    begun = records((1, "a", False), (2, "b", False), (3, "b", True), (100, "a", False), (200, "c", False))
+    with MemorySpout(f"{FIELDS}, gone boolean", {"p0": begun}) as source:
+        spout = OpaqueSpout(source, max_batch_records=2)
+        made = TransactionalTopologyBuilder("t", "clicks", spout, dead_letters=DeadLetters(max_share=1.0))
+        windows = WindowState("clicks", key="page string", value="n bigint", window=HOURS, late="dead-letter")
+        made.set_bolt("count", WindowBolt(windows, n=Count())).fields_grouping("clicks", "page")
+        last = SqlTable(
+            "pages", "at timestamp", key="page string", on_conflict="replace", removed_by="gone",
+            sequence_by="at",
+        )  # fmt: skip
+        made.set_bolt("last", SqlAppendBolt(last)).fields_grouping("clicks", "page")
+        days = SqlState("days", key="page string, at timestamp", value="n bigint", keep="30d", keep_on="at")
+        made.set_bolt("days", SqlStateBolt(days, n=Count())).fields_grouping("clicks", "page", "at")
+        with TopologyTest(made, database=url, clock=clock) as test:
+            test.run()
+            create_savepoint("t", "sunday", settings)
+            # A record that is older than a removal, one that is late, and one in time.
+            source.append("p0", *records((2.5, "b", False), (4, "a", False), (210, "c", False)))
+            world, zookeeper = test._control._world, MemoryZooKeeper()
+            zookeeper.memory = world.tree
+            identity = zookeeper.identity("t")
+            assert identity is not None
+            with opened("t", settings) as databases:
+                original = Original("t", identity, databases, test.topology, settings)
+                fork_in(zookeeper, original, "new", savepoint="sunday")
+            test.run()
+            forked = TopologyTest(beside(test.topology, "new"), database=url, clock=clock)
+            forked._control._world = replace(forked._control._world, tree=world.tree)
+            with forked:
+                forked.run()
+            for table in ("clicks", "days", "pages"):
+                assert look_at(f"{table}__new") == look_at(table) != [], table
+            assert look_at("pages__new__rows") == look_at("pages__rows")
+            assert not any("'b'" in row for row in look_at("pages")), "an older record brings nothing back"
+            assert differences("t", "new", settings).same
+
+
+def test_a_person_is_told_what_differs(rig: ForkRig, capsys: pytest.CaptureFixture[str]) -> None:
+    rig.start().run()
+    more(rig)
+    rig.fork(start="2")
+    rig.run_fork()
+    assert main(["diff", "words", "new", "--now", "--database", rig.urls[0]]) == 1
+    told = capsys.readouterr()
+    assert told.out.startswith("words at txid 4 and new at txid 3 are at the same place\n")
+    assert "state kept: rows differ; state words_0: rows differ" in told.out
+    assert re.search(r"^ words_0 +2 +1 +0 +1$", told.out, re.MULTILINE)
+    assert re.search(r"^ a +3 +2$", told.out, re.MULTILINE)
+    rig.fork("whole")
+    rig.run_fork("whole")
+    assert main(["diff", "words", "whole", "--now", "--database", rig.urls[0]]) == 0
+    assert "state words_0: rows are the same" in capsys.readouterr().out

@@ -266,6 +266,27 @@ def test_the_forks_driver_of_before_commits_nothing_once_the_swap_has_looked(
     assert pair.totals() == truth("abacad", 2)
 
 
+def test_a_fork_that_another_driver_leads_meanwhile_is_not_swapped(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(pair)
+
+    def lead(step: str) -> None:
+        if step == "plans dropped":
+            pair.source.append("words/0", *MORE)
+            pair.tests["new"].restart()
+            pair.tests["new"].run()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(swapping, "_reached", lead)
+        with pytest.raises(StaleAttemptError):
+            pair.swap()
+    assert (pair.totals(), pair.totals("__new")) == (truth("aba"), truth("abacad", 2)), "nothing was changed"
+    pair.swap()
+    pair.go_on(weight=2)
+    assert pair.totals() == truth("abacad", 2)
+
+
 def test_those_who_look_back_count_nothing_of_before(pair: Pair) -> None:
     begin(pair)
     pair.swap()

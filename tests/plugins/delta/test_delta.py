@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from deltalake.exceptions import CommitFailedError
 
 from txstream import (
     DeltaTableBolt,
+    KafkaSinkBolt,
     MemorySpout,
     NonTransactionalSpout,
     OpaqueSpout,
@@ -27,6 +29,7 @@ from txstream import (
     version_of,
 )
 from txstream.api.schema import parse_schema
+from txstream.api.spouts import SpoutContext
 from txstream.core.errors import (
     DataLostError,
     IdentityMismatchError,
@@ -38,8 +41,9 @@ from txstream.core.errors import (
     UsageError,
 )
 from txstream.core.transaction import Txid
+from txstream.engine.start.companions import Leading
 from txstream.plugins.delta.files import WrittenFile, write_files
-from txstream.plugins.delta.following import DeltaFollower
+from txstream.plugins.delta.following import DeltaFollower, delta_tables
 from txstream.plugins.delta.lake import Lake
 from txstream.plugins.delta.place import Place
 from txstream.plugins.outbox.sending import Outbox
@@ -349,6 +353,19 @@ def test_a_table_of_others_with_the_same_columns_becomes_the_bolts(
     assert rows_of(lake) == sorted([*ORDERS[0], ("theirs", 0)])
 
 
+def test_a_table_that_is_put_back_goes_on_with_the_next_txid(lake: Path) -> None:
+    """As the guide says for a rewind."""
+    bolt = built(DeltaTableBolt(lake))
+    opened = lake_of(bolt)
+    for txid in (1, 2):
+        opened.append(Txid(txid), file_of(bolt, txid, ORDERS[txid - 1]))
+    DeltaTable(lake).restore(version_of(lake, "sales", 1))
+    opened = lake_of(bolt, sent=Txid(2))
+    assert not opened.append(Txid(2), file_of(bolt, 2, ORDERS[1]))
+    assert opened.append(Txid(4), file_of(bolt, 4, ORDERS[2]))
+    assert rows_of(lake, version_of(lake, "sales", 4)) == sorted([*ORDERS[0], *ORDERS[2]])
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 
@@ -505,3 +522,56 @@ def test_rows_keep_what_they_are(lake: Path) -> None:
         opened.append(Txid(1), files)
         found = DeltaTable(lake / str(number)).to_pyarrow_table().to_pylist()
         assert sorted(found, key=lambda row: row["text"] is None) == [given, dict.fromkeys(given)]
+
+
+# --- the leader's part ----------------------------------------------------------------------------
+
+
+class Store:
+    """What a companion asks of a topology's store."""
+
+    def __init__(self) -> None:
+        self.noted: Mapping[str, Txid] = {"elsewhere_outbox": Txid(5), "orders": Txid(1), "dropped": Txid(2)}
+        self.notes = self
+        self.uuid = "u"
+
+    def get(self, _: Any) -> Mapping[str, Txid]:
+        return self.noted
+
+    def put(self, _: Any, noted: Mapping[str, Txid]) -> None:
+        self.noted = noted
+
+    def read_identity(self) -> Any:
+        return SimpleNamespace(uuid=self.uuid)
+
+
+@pytest.mark.usefixtures("filled")
+def test_the_companion_makes_the_table_and_notes_beside_others(database: StateBackend, lake: Path) -> None:
+    shutil.rmtree(lake / "_delta_log", ignore_errors=True)
+    builder = topology_of(OpaqueSpout(orders()), DeltaTableBolt(lake))
+    builder.set_committer_bolt("sent", KafkaSinkBolt("elsewhere")).shuffle_grouping("orders")
+    topology, store = builder.build(), Store()
+    given: Any = (topology, SpoutContext("sales", "w", {}), [database], store, lambda: Txid(4))
+    companion = delta_tables(Leading(*given))
+    assert companion is not None
+    table = DeltaTable(lake)
+    assert (table.version(), table.transaction_version("sales/lake_files")) == (1, 0)
+    companion.send_committed(is_last=True)
+    assert rows_of(lake) == up_to(3)
+    assert store.noted == {"elsewhere_outbox": 5, "lake_files": 3}
+    assert DeltaTable(lake).version() == 4, "only a start leaves a version without a txid"
+    store.uuid = "another"
+    with pytest.raises(IdentityMismatchError):
+        delta_tables(Leading(*given))
+    without: Any = (SimpleNamespace(components=()), *given[1:])
+    assert delta_tables(Leading(*without)) is None
+
+
+def test_a_table_that_cannot_be_reached_delays_no_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    topology = topology_of(OpaqueSpout(orders()), DeltaTableBolt(tmp_path / "file" / "lake")).build()
+    given: Any = (topology, SpoutContext("sales", "w", {}), [], Store(), lambda: Txid(1))
+    companion = delta_tables(Leading(*given))
+    assert companion is not None
+    with pytest.raises(ServiceUnavailableError):
+        companion._sender(companion._outboxes[0])

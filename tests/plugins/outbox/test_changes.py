@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from txstream import (
     ChangeTopic,
     Count,
+    Decode,
     KafkaSource,
     MemorySpout,
     NonTransactionalSpout,
@@ -27,7 +29,7 @@ from txstream import (
 from txstream.core.errors import TopologyError
 from txstream.core.transaction import Txid
 from txstream.plugins.outbox.changes import change_record
-from txstream.plugins.outbox.sending import Outbox, OutboxFollower, Record
+from txstream.plugins.outbox.sending import Outbox, OutboxFollower, Record, result_topics
 from txstream.state import StateBackend, open_database
 from txstream.state.reading import StoredRow
 from txstream.testing import TopologyTest
@@ -70,8 +72,11 @@ def source(*batches: Sequence[tuple[Any, ...]]) -> MemorySpout:
 
 def builder(spout: Any, state: SqlState) -> TransactionalTopologyBuilder:
     made = TransactionalTopologyBuilder("users", "in", spout)
-    appends = isinstance(state, SqlTable)
-    bolt = SqlAppendBolt(state, order_by="amount") if appends else SqlStateBolt(state, n=Sum("amount"))
+    bolt: SqlAppendBolt | SqlStateBolt
+    if isinstance(state, SqlTable):
+        bolt = SqlAppendBolt(state, order_by="amount")
+    else:
+        bolt = SqlStateBolt(state, n=Sum("amount"))
     made.set_committer_bolt("store", bolt).fields_grouping("in", "name")
     return made
 
@@ -137,6 +142,13 @@ def test_what_cannot_be_is_refused() -> None:
     for loop in (KafkaSource("per-user"), KafkaSource(["orders", "per-user"])):
         with pytest.raises(TopologyError, match="per-user"):
             builder(OpaqueSpout(loop), COUNTS).build()
+    once = ChangeTopic("per-user", exactly_once=True)
+    state = SqlState("t", key="name string", value="n bigint", changes_to=once)
+    pattern = KafkaSource(topic_pattern="per-.*", decode=Decode("json", COLUMNS))
+    reads = builder(OpaqueSpout(pattern), state).build()
+    leading: Any = SimpleNamespace(topology=reads, store=None)
+    with pytest.raises(TopologyError, match="'per-user-txids', which has the markers of what it sends"):
+        result_topics(leading)
     with pytest.raises(TopologyError, match="takes the name of a topic, not ''"):
         ChangeTopic("")
     two = builder(OpaqueSpout(source(*ORDERS)), COUNTS)

@@ -24,7 +24,21 @@ from support.windows import (
     table,
 )
 
-from txstream import Count, Hopping, MemorySpout, SqlState, TopologyError, Tumbling, WindowBolt, WindowState
+from txstream import (
+    Count,
+    Hopping,
+    Max,
+    MemorySpout,
+    OpaqueSpout,
+    SqlState,
+    SqlStateBolt,
+    TopologyError,
+    TransactionalTopologyBuilder,
+    Tumbling,
+    WindowBolt,
+    WindowState,
+    bolt,
+)
 from txstream.core.errors import StateTableError
 from txstream.core.fault_points import Point
 from txstream.plugins.proof.simulation.variant import with_batches_of
@@ -191,6 +205,38 @@ def test_another_window_needs_another_table(tmp_path: Path) -> None:
         test.restart(graph(source, window=Tumbling("1h", time="at", grace="2h")))
         with pytest.raises(StateTableError, match=r"its window was declared .*'1h'.* and is now .*'1d'"):
             test.restart(graph(source, window=Tumbling("1d", time="at")))
+
+
+def plain_graph(source: MemorySpout) -> Any:
+    """The same table with the columns of a table of windows, as a plain one."""
+
+    @bolt(output="page string, window_start timestamp, window_end timestamp, closed boolean")
+    def windows(record: Any, collector: Any) -> None:
+        collector.emit((record["page"], record["at"], record["at"], False))
+
+    builder = TransactionalTopologyBuilder("t", "clicks", OpaqueSpout(source))
+    builder.set_bolt("windows", windows).local_or_shuffle_grouping("clicks")
+    state = SqlState(
+        "clicks",
+        key="page string, window_start timestamp",
+        value="n bigint, window_end timestamp, closed boolean",
+    )
+    store = SqlStateBolt(state, n=Count(), window_end=Max("window_end"), closed=Max("closed"))
+    builder.set_bolt("count", store).fields_grouping("windows", "page")
+    return builder.build()
+
+
+def test_a_table_neither_gets_nor_loses_its_windows(tmp_path: Path) -> None:
+    with MemorySpout(FIELDS, {"p0": rows("p0", 1)}) as source:
+        for first, then, told in (
+            (graph, plain_graph, r"its window was declared \{.*'1h'.* and is now None"),
+            (plain_graph, graph, r"its window was declared None and is now \{.*'1h'"),
+        ):
+            path = tmp_path / f"{first.__name__}.db"
+            with TopologyTest(first(source), database=f"sqlite:///{path}") as test:
+                test.run()
+                with pytest.raises(StateTableError, match=told):
+                    test.restart(then(source))
 
 
 @EVERY_SPOUT

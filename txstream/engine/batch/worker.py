@@ -168,6 +168,7 @@ def _read(
         return 0, 0.0, Reading()
     emitter, codec = process.spout()
     emitter.take_reading()  # of a task that has failed
+    emitter.keep_stored(0 if run.leaving is None else _KEPT_BYTES)
     emitter.known = order.known
     attempt = str(order.attempt)
     metas = {
@@ -234,7 +235,6 @@ def _fitting(
     leaving: LeavingOut,
 ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch]]:
     """Yield what is read, without what cannot be decoded."""
-    emitter.keep_stored(_KEPT_BYTES)
     for metas in rounds:
         leaving.begin_round(metas)
         for counts, batch, offsets in emitter.emit_fitting(attempt, metas, leaving.unfit):

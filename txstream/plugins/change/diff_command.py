@@ -63,10 +63,9 @@ def _changed(old: Mapping[str, str] | None, new: Mapping[str, str] | None) -> di
 
 
 def _print(cli: Cli, found: Difference, changed: Mapping[str, Any] | None) -> None:
-    cli.print(
-        f"{found.old} at txid {found.old_txid} and {found.new} at txid {found.new_txid}: the same place"
-    )
-    cli.print("; ".join([_bolts(found, changed), *(_told(found, one) for one in found.states)]))
+    here = f"{found.old} at txid {found.old_txid} and {found.new} at txid {found.new_txid}"
+    cli.print(f"{here} are at the same place")
+    cli.print("; ".join([_bolts(found, changed), *map(_told, found.states)]))
     cli.print_table(
         ["table", ">equal", ">only old", ">only new", ">different"],
         [(one.table, one.equal, one.only_old, one.only_new, one.different) for one in found.states],

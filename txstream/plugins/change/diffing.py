@@ -150,7 +150,12 @@ class Snapshot:
 
     def tables(self) -> dict[str, tuple[str, StoredTable]]:
         """Return its tables by name, each with the URL of its database."""
-        return {table.name: (url, table) for url, one in self.readings.items() for table in one.tables()}
+        return {
+            table.name: (url, table)
+            for url, one in self.readings.items()
+            for table in one.tables()
+            if not table.transient  # rows that wait for somebody who takes them
+        }
 
 
 def _looked(
@@ -226,10 +231,10 @@ def _of_table(
     added = tuple(name for name in new.value.names if name not in old.value.names)
     removed = tuple(name for name in old.value.names if name not in new.value.names)
     if not old.key.equals(new.key):
-        note = f"its key was {', '.join(old.key.names)} and is {', '.join(new.key.names)}: no row is compared"
-        return TableDifference(old.name, 0, *counts, 0, added, removed, note=note)
+        told = f"its key was {', '.join(old.key.names)} and is {', '.join(new.key.names)}: no row is compared"
+        return TableDifference(old.name, 0, *counts, 0, added, removed, note=told)
     shared = [name for name in old.value.names if name not in removed]
-    note = None
+    note: str | None = None
     if _CLOSED in shared and "window_end" in shared and "window_start" in old.key.names:
         shared.remove(_CLOSED)
         note = "when a window closes depends on the batches: `closed` is not compared"
@@ -268,7 +273,9 @@ def _of_table(
                 different += 1
                 largest.add(row(one, "k_", old.key.names, old.key), then, now)
     equal = counts[0] - only[0] - different
-    return TableDifference(old.name, equal, *only, different, added, removed, note=note, rows=largest.found())
+    return TableDifference(
+        old.name, equal, only[0], only[1], different, added, removed, note=note, rows=largest.found()
+    )
 
 
 def _is_equal(one: Any, other: Any) -> bool:

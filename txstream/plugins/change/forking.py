@@ -94,12 +94,14 @@ class Original:
 @dataclass(frozen=True)
 class Beginning:
     """Where a fork begins: the `metas` of its first batch `txid`, and in words. `parts` are those of the
-    savepoint whose rows it begins with, by URL."""
+    savepoint whose rows it begins with, by URL; `learned` is what its windows know of the batches before, as
+    far as the original's ledger still has it."""
 
     words: str
     txid: Txid
     metas: BatchMetas[Any]
     parts: Mapping[str, SavedPart] = dataclasses.field(default_factory=dict)
+    learned: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def make_fork(
@@ -191,7 +193,14 @@ def _from_savepoint(original: Original, savepoint: str, name: str) -> Beginning:
     places = codec.decode(metas, f"savepoint {savepoint}").positions()
     horizons = {shadow(table, name): one for table, one in part_of(metas, "horizons").items()}
     first = BatchMetas(carried=dict(places), partitions={}, horizons=horizons)
-    return Beginning(f"savepoint {savepoint}", Txid(whole[savepoint].txid + 1), first, parts)
+    rows = [one.batch(original.id, whole[savepoint].txid) for one in original.databases]
+    learned = {
+        shadow(table, name): one
+        for row in rows
+        if row is not None
+        for table, one in row.details.get("learned", {}).items()
+    }
+    return Beginning(f"savepoint {savepoint}", Txid(whole[savepoint].txid + 1), first, parts, learned)
 
 
 def _from_log(original: Original, start: str) -> Beginning:
@@ -248,9 +257,10 @@ def _asked(original: Original, start: Any) -> dict[str, Any]:
     if away:
         listed = "; ".join(f"{name}: {why}" for name, why in sorted(away.items()))
         raise PartitionUnavailableError(f"cannot tell where a fork would begin now: {listed}")
+    metas: Mapping[str, Any] = answers
     return {
         name: one if is_empty(one) else until(one, one.start)
-        for name, one in answers.items()
+        for name, one in metas.items()
         if is_empty(one) or is_numbered(one)
     }
 
@@ -429,7 +439,7 @@ def _begin(
                 now,
                 datetime.now(UTC),
                 None,
-                {"path": FORK, FORK: {"of": made.of, "began": made.began}},
+                {"path": FORK, FORK: {"of": made.of, "began": made.began}, "learned": dict(begins.learned)},
             )
         )
         _reached("inside")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,10 +18,15 @@ from typing import Any, Final
 from sqlalchemy import Column, Connection, Index, MetaData, Table, inspect, text
 from sqlalchemy.exc import DBAPIError
 
+from txstream.core.backoff import Backoff
 from txstream.core.errors import UsageError
+from txstream.state import FenceLockedError
 from txstream.state.sql import tables as state_tables
 from txstream.state.sql.dialect import StateDialect
 from txstream.state.sql.errors import one_line
+
+_LOCKING_SECONDS: Final = 60.0
+_BACKOFF: Final = Backoff(first_seconds=0.05, longest_seconds=1.0)
 
 PLACES: Final = ("postgresql", "sqlite")
 """The databases in which names change places: those that undo a renaming with its transaction."""
@@ -223,8 +230,9 @@ _COMMENTS: Final = (
 def _in_postgresql(connection: Connection, pairs: Sequence[Pair], suffix: str) -> None:
     both = [pair for pair in pairs if len(pair.moves) > 1]
     alike = [one for pair in both for one in _same_indexes(connection, pair)]  # before anybody waits
+    shown = sorted({row.name for pair in pairs for row in _asked(connection, _VIEWS, pair.name)})
     named = sorted({table for pair in pairs for table, _ in pair.moves})
-    connection.execute(text(f"LOCK TABLE {', '.join(_quoted(connection, one) for one in named)}"))
+    _lock(connection, [*shown, *(_quoted(connection, one) for one in named)])
     views = {row.oid: row for pair in pairs for row in _asked(connection, _VIEWS, pair.name)}
     later = [statement for pair in both for statement in _hung_on(connection, pair)]
     renamed = dict(alike)
@@ -248,6 +256,31 @@ def _in_postgresql(connection: Connection, pairs: Sequence[Pair], suffix: str) -
             _run(connection, f"CREATE OR REPLACE VIEW {view.name}{options} AS {view.definition}")
         except DBAPIError as error:
             raise _cannot_follow(f"view {view.name}", one_line(error.orig or error)) from error
+
+
+def _lock(connection: Connection, names: Sequence[str]) -> None:
+    """Lock tables and the views over them at once, and give up again before PostgreSQL looks for a deadlock:
+    it might end a reader, who locks them in another order. A reader waits for a moment at most."""
+    usual = connection.execute(text("SHOW lock_timeout")).scalar_one()
+    deadline, tries = time.monotonic() + _LOCKING_SECONDS, 0
+    while True:
+        try:
+            with connection.begin_nested():
+                connection.execute(text("SET LOCAL lock_timeout = '100ms'"))
+                connection.execute(text(f"LOCK TABLE {', '.join(names)}"))
+                connection.execute(text(f"SET LOCAL lock_timeout = '{usual}'"))
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) not in ("55P03", "40P01"):
+                raise
+            if time.monotonic() > deadline:
+                raise FenceLockedError(
+                    f"sessions of others have used {', '.join(names)} without a pause for "
+                    f"{_LOCKING_SECONDS:g} s; end them, and try again: nothing was changed"
+                ) from error
+        else:
+            return
+        tries += 1
+        threading.Event().wait(_BACKOFF.after(tries))
 
 
 def _same_indexes(connection: Connection, pair: Pair) -> list[tuple[str, str]]:

@@ -56,7 +56,7 @@ def write_files(
         with place.reaching():
             # Not by the stream that Arrow would wrap around it: Arrow hands over its own buffers, and this
             # takes only bytes.
-            stream = files._handler.open_output_stream(path)
+            stream: Any = files._handler.open_output_stream(path)
             stream.write(content)
             stream.close()
         written.append(WrittenFile(path, len(content), part.num_rows, partition))

@@ -100,9 +100,14 @@ def delta_tables(leading: Leading) -> DeltaFollower | None:
 
     from txstream.plugins.delta.lake import Lake
 
+    led = set()
+
     def connect(bolt: DeltaTableBolt) -> Lake:
-        lake = Lake(bolt.place, topology.id, identity.uuid, bolt.state.table)
-        lake.take_over(bolt.columns, bolt.partition_by, read().get(bolt.state.table))
+        table = bolt.state.table
+        lake = Lake(bolt.place, topology.id, identity.uuid, table)
+        # Once: a driver that was frozen would fence its successor.
+        lake.take_over(bolt.columns, bolt.partition_by, read().get(table), fence=table not in led)
+        led.add(table)
         return lake
 
     for bolt in bolts:

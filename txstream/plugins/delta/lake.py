@@ -62,9 +62,11 @@ class Lake:
         self._owner = json.dumps({"app": self._app, "uuid": uuid})
         self._delta: DeltaTable | None = None
 
-    def take_over(self, columns: pa.Schema, partition_by: Sequence[str], sent: Txid | None) -> Txid:
-        """Open the table, or make it if nothing was ever sent; return the last txid that is in it. Whoever
-        was about to append a txid cannot any more.
+    def take_over(
+        self, columns: pa.Schema, partition_by: Sequence[str], sent: Txid | None, *, fence: bool = True
+    ) -> Txid:
+        """Open the table, or make it if nothing was ever sent; return the last txid that is in it. With
+        `fence`, whoever was about to append a txid cannot any more.
 
         `sent` is what was noted. Raises IdentityMismatchError for a table of another bolt or topology,
         StateTableError for other columns, DataLostError for one that is gone, ProgressMismatchError for one
@@ -88,7 +90,8 @@ class Lake:
                     f"was restored from an older copy, or versions were removed. Bring them back, or "
                     f"give the bolt another uri and another table="
                 )
-            self._commit(table, last, [])
+            if fence:
+                self._commit(table, last, [])
         self._delta = table
         return last
 

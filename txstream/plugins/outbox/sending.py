@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
-from txstream.core.errors import StateTableError
+from txstream.core.errors import StateTableError, TopologyError
 from txstream.core.transaction import FIRST_TXID, AttemptId, Txid
 from txstream.engine.start.companions import Leading
 from txstream.plugins.outbox.changes import CONTROL_SUFFIX, change_record, topic_of
@@ -76,6 +76,8 @@ def result_topics(leading: Leading) -> OutboxFollower | None:
     for state in _states(topology):
         goal = topic_of(state.changes_to)
         if goal is not None and state.changes is not None:
+            if goal.exactly_once:
+                _refuse_loop(topology, f"{goal.topic}{CONTROL_SUFFIX}")
             connect = partial(_connect_once if goal.exactly_once else _connect, leading, goal.topic)
             outboxes.append(Outbox(state.changes.table, goal.topic, connect, change_record, _any_order))
     if not outboxes:
@@ -109,6 +111,18 @@ def note(store: ProgressStore, topology: Topology, sent: Mapping[str, Txid]) -> 
 
 def _states(topology: Topology) -> list[SqlState]:
     return [*(bolt.state for bolt, _ in topology.states), *(use.state for use in topology.map_states)]
+
+
+def _refuse_loop(topology: Topology, control: str) -> None:
+    """Raise TopologyError if the topology reads this topic: each txid would make it read another one."""
+    from txstream.spouts.kafka import KafkaSource
+
+    source = topology.spout.source
+    if isinstance(source, KafkaSource) and source.selection.reads(control):
+        raise TopologyError(
+            f"topology {topology.id!r} reads topic {control!r}, which has the markers of what it sends; "
+            f"leave it out of the topics of its source, or choose another name for the topic of the changes"
+        )
 
 
 def _any_order(_row: StoredRow) -> int:
@@ -164,7 +178,7 @@ class OutboxFollower(Follower):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         topics = ", ".join(one.topic for one in outboxes)
-        super().__init__(topology, self.what_leaves, f"{self.goes_to} {topics}", _LOOK_SECONDS)
+        super().__init__(topology, self.what_leaves, f"{self.goes_to} {topics}".lstrip(), _LOOK_SECONDS)
         self._topology = topology
         self._outboxes = outboxes
         self._databases = databases
@@ -201,6 +215,8 @@ class OutboxFollower(Follower):
                 self._send_rows(outbox, database, txid, rows, attempts.get(txid))
                 sent[outbox.table] = txid
             sent[outbox.table] = last
+            if last + 1 < current and self._clock() >= self._note_at:
+                self._note(sent)  # of a long backlog, no more than this is sent again
 
     def _send_rows(
         self,

@@ -65,13 +65,18 @@ from txstream.core.errors import (
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid
 from txstream.state import declarations
-from txstream.state.changes import added_values, committed_in_part, declared_values, refused_changes
+from txstream.state.changes import (
+    CREATING,
+    added_values,
+    committed_in_part,
+    declared_values,
+    refused_changes,
+)
 from txstream.state.declarations import Owner
 from txstream.state.records import TableSpec, TopologyLife
 from txstream.state.sql.dialect import StateDialect
 from txstream.state.sql.framework_tables import owned_table
 
-_CREATING = "creating"  # in the declaration of a table that may not exist yet
 INDEX_NAMES = {"ix": "ix_%(table_name)s_%(column_0_name)s"}  # SQLAlchemy shortens names that are too long
 
 
@@ -191,7 +196,7 @@ def join_table(
     exists = all(inspect(connection).has_table(one) for one in {name, spec.state.stored_table})
     if owner is not None:
         declarations.refuse_other_owner(owner, topology, life.uuid)
-        if not exists and owner.declaration.get(_CREATING):
+        if not exists and owner.declaration.get(CREATING):
             if check_only:
                 return
             _create(connection, spec, table)
@@ -204,7 +209,7 @@ def join_table(
             )
         _refuse_differences(connection, dialect, owner, table, spec)
         dialect.refuse_unfit(connection, table)
-        creating = owner.declaration.get(_CREATING)
+        creating = owner.declaration.get(CREATING)
         by_time = _missing_index_by_time(connection, dialect, table)
         if by_time is not None and not creating:
             statement = CreateIndex(by_time).compile(dialect=connection.dialect)
@@ -233,7 +238,7 @@ def join_table(
             table_name=name,
             topology=topology,
             uuid=life.uuid,
-            declaration=to_json({**declaration, _CREATING: True}),
+            declaration=to_json({**declaration, CREATING: True}),
             created_at=datetime.now(UTC),
         )
     )

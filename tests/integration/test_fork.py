@@ -1,10 +1,11 @@
-"""A fork over Kafka, with states in PostgreSQL, on Spark: a bug since Monday, found, looked at, exact."""
+"""A fork over Kafka, with states in PostgreSQL: a bug since Monday, found, looked at, exact."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -84,10 +85,11 @@ class Shop:
         return {shop: (total, sum(one == shop for one, _ in self.sales)) for shop, total in totals.items()}
 
 
+@pytest.mark.parametrize("on_spark", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_a_fork_reads_all_again_by_other_code_and_the_difference_is_told(
-    launcher: Launcher, postgres_url: str, unique: str
+    launcher: Launcher, postgres_url: str, unique: str, on_spark: bool
 ) -> None:
-    shop = Shop(launcher, postgres_url, unique)
+    shop = Shop(launcher if on_spark else launcher.without_spark, postgres_url, unique)
     shop.sell(60)
     shop.run("shop_monday")
     wrong = shop.truth(abs)
@@ -126,3 +128,38 @@ def test_a_fork_reads_all_again_by_other_code_and_the_difference_is_told(
     assert (shop.totals(), shop.totals("__fixed")) == (shop.truth(abs), shop.truth())
     ledger = shop.rows("SELECT topology, min(txid), sum(tuples) FROM txstream_batch GROUP BY 1 ORDER BY 1")
     assert ledger == sorted([("fixed", 1, 90), (unique, 1, 90)])
+
+
+def test_a_fork_from_a_savepoint_or_a_time_begins_there_with_a_column_more(
+    launcher: Launcher, postgres_url: str, unique: str
+) -> None:
+    shop = Shop(launcher.without_spark, postgres_url, unique)
+    shop.sell(40)
+    shop.run("shop_wednesday")
+    assert shop.launcher.run("savepoint", "create", unique, "monday").status == 0
+    between = datetime.now(UTC)
+    shop.sell(30)
+    shop.run("shop_wednesday")
+    code = ("--code", "shop_thursday:topology", "-p", f"name={unique}")
+    for name, where in (("saved", ("--at", "monday")), ("timed", ("--from", between.isoformat()))):
+        made = shop.launcher.run("fork", unique, name, *where, *code)
+        assert made.status == 0, made.stderr
+        told = shop.launcher.run("status", name, "--json").json()["remarks"]["fork"]
+        assert (told["of"], told["behind_records"]) == (unique, 30)
+        shop.run("shop_thursday", "--as", name)
+    assert shop.totals("__saved") == shop.truth()
+    columns = "total, n, biggest"
+    since = shop.sales[40:]
+    biggest = {one: max(cents for shop_name, cents in since if shop_name == one) for one, _ in since}
+    assert {one: row[2] for one, row in shop.totals("__saved", columns).items()} == {
+        one: max(0, cents) for one, cents in biggest.items()
+    }, "rows of the savepoint have the default, and the maximum grows from there"
+    assert {one: row[1:] for one, row in shop.totals("__timed", columns).items()} == {
+        one: (sum(name == one for name, _ in since), cents) for one, cents in biggest.items()
+    }
+    told = shop.launcher.run("diff", unique, "saved")
+    assert told.status == 0, told.stdout + told.stderr
+    assert f"state {unique}_totals: column biggest added, rows are the same" in told.stdout
+    gone = shop.launcher.run("delete", "timed", "--drop-state", "--yes")
+    assert (gone.status, shop.rows("SELECT count(*) FROM txstream_fence")) == (0, [(2,)]), gone.stderr
+    assert shop.launcher.run("fork", unique, "timed").status == 0, "and its name is free again"
