@@ -20,7 +20,7 @@ from support.lists import each
 from tracked_wheel import ROOT, build_wheel
 from txstream.cli.factory import load_topology
 from txstream.cli.main import main
-from txstream.plugins.local.project.new_project import make_project
+from txstream.plugins.local.project.new_project import TEMPLATES, make_project
 from txstream.plugins.local.project.what_to_install import Installs, what_to_install
 from txstream.settings import Settings
 
@@ -38,7 +38,12 @@ def bare_environment() -> dict[str, str]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("template", "right", "wrong"), [("counts", ".lower()", ""), ("mirror", "op = 'd'", "op = 'x'")]
+    ("template", "right", "wrong"),
+    [
+        ("counts", ".lower()", ""),
+        ("mirror", "op = 'd'", "op = 'x'"),
+        ("windows", 'grace="10m"', 'grace="1h"'),
+    ],
 )
 def test_its_own_tests_pass_and_fail_with_the_code(here: Path, template: str, right: str, wrong: str) -> None:
     assert main(["init", "counts", "--template", template]) == 0
@@ -57,7 +62,7 @@ def test_its_own_tests_pass_and_fail_with_the_code(here: Path, template: str, ri
     assert ("1 failed, 1 passed" if template == "counts" else "2 failed") in done.stdout
 
 
-@pytest.mark.parametrize("template", ["counts", "mirror"])
+@pytest.mark.parametrize("template", TEMPLATES)
 def test_all_files_are_there_and_are_what_they_say(
     here: Path, capsys: pytest.CaptureFixture[str], template: str
 ) -> None:
@@ -103,7 +108,7 @@ def test_the_topology_and_the_settings_are_understood(here: Path, monkeypatch: p
     assert tomllib.loads(file.read_text(encoding="utf-8"))["database"] == given.database
 
 
-@pytest.mark.parametrize("template", ["counts", "mirror"])
+@pytest.mark.parametrize("template", TEMPLATES)
 def test_its_code_passes_this_projects_own_lint(here: Path, template: str) -> None:
     make_project(here, "counts", template=template)
     ruff = [sys.executable, "-m", "ruff"]

@@ -21,7 +21,11 @@ def init(
         str, typer.Argument(metavar="NAME", help="The project's folder, module and topology id.")
     ],
     template: Annotated[
-        str, typer.Option(metavar="counts|mirror", help="What it does: count, or mirror another table.")
+        str,
+        typer.Option(
+            metavar="counts|mirror|windows",
+            help="What it does: count, mirror another table, or close windows.",
+        ),
     ] = "counts",
 ) -> None:
     """Make a project folder with a topology and its test."""

@@ -40,6 +40,12 @@ TEMPLATES = {
         "README.md": "mirror_readme.md.mako",
         "changes.jsonl": "changes.jsonl.mako",
     },
+    "windows": {
+        "{name}.py": "windows.py.mako",
+        "test_{name}.py": "test_windows.py.mako",
+        "README.md": "windows_readme.md.mako",
+        "clicks.jsonl": "clicks.jsonl.mako",
+    },
 }
 """What a project is about: its files beside those that every project has."""
 
