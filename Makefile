@@ -15,13 +15,14 @@ export SPARK_LOCAL_IP ?= 127.0.0.1
 
 BIN := $(VENV)/bin
 
-.PHONY: help demo compare test check lint types format soak chaos bench bench-full peers docs release
+.PHONY: help demo compare fork test check lint types format soak chaos bench bench-full peers docs release
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo     exactly-once word count on this machine, killed and resumed (ARGS= for its options)'
 	@echo 'make compare  the three semantics through the same faults, side by side (ARGS= for its options)'
+	@echo 'make fork     a bug on Monday, found on Wednesday, exact on Thursday: a new version beside the old one'
 	@echo 'make test     the tests that every change waits for, some ten minutes (ARGS= for pytest)'
 	@echo 'make check    lint, format, types and make test: what must pass before a change lands'
 	@echo 'make format   rewrite the code in the format that check wants'
@@ -39,6 +40,9 @@ demo: $(VENV)/.installed-core
 
 compare: $(VENV)/.installed-core
 	$(BIN)/txstream compare $(ARGS)
+
+fork: $(VENV)/.installed-core
+	$(BIN)/python -m txstream.examples.bug_since_monday
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python tools/lanes.py gate $(ARGS)

@@ -228,10 +228,11 @@ ZNODES: Final[Mapping[str, str]] = {
     "ended": "the epoch of the last leader that ended well",
     "failing": "why the attempts of a batch fail",
     "failing_attempts": "what that batch holds, and its latest attempts, without messages of user code",
+    "fork": "what it is a fork of; only of a fork, and there before anything else of it",
     "waiting": "what the leader waits for; only while it does",
     "trees": "how tracked tuples are doing",
     "letters_sent": "the last txid whose dead letters are all in their topic",
-    "results_sent": "by table, the last txid whose rows are all in the topic that they leave for",
+    "results_sent": "by table, the last txid whose rows are all where they leave for",
 }
 
 

@@ -17,7 +17,7 @@ from tracked_wheel import ROOT
 from txstream.core.errors import TxstreamError
 
 WRITTEN: Final = ROOT / "docs" / "reference" / "public_api.txt"
-MODULES: Final = ("txstream", "txstream.inspect", "txstream.testing")
+MODULES: Final = ("txstream", "txstream.inspect", "txstream.reading", "txstream.testing")
 FURTHER: Final = (
     ("txstream.api.declarer", "BoltDeclarer"),  # what `set_bolt` returns
     ("txstream.engine.spark.session", "create_session"),

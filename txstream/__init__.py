@@ -114,7 +114,10 @@ if TYPE_CHECKING:
         run as run,
         start as start,
     )
+    from txstream.plugins.delta.bolt import DeltaTableBolt as DeltaTableBolt
+    from txstream.plugins.delta.reading import version_of as version_of
     from txstream.plugins.files import FileSpout as FileSpout
+    from txstream.plugins.outbox.changes import ChangeTopic as ChangeTopic
     from txstream.plugins.outbox.sink import KafkaSinkBolt as KafkaSinkBolt
     from txstream.plugins.proof.stores.backend import StoreBackend as StoreBackend
     from txstream.plugins.tracked.builder import (
@@ -215,7 +218,10 @@ _HOMES = {
     "txstream.engine.run": ("RunningTopology", "run", "start"),
     "txstream.core.semantics": ("Semantics",),
     "txstream.settings": ("Settings",),
+    "txstream.plugins.delta.bolt": ("DeltaTableBolt",),
+    "txstream.plugins.delta.reading": ("version_of",),
     "txstream.plugins.files": ("FileSpout",),
+    "txstream.plugins.outbox.changes": ("ChangeTopic",),
     "txstream.plugins.outbox.sink": ("KafkaSinkBolt",),
     "txstream.spouts.batch_spouts": ("BatchCollector", "BatchSpout"),
     "txstream.spouts.kafka": ("Decode", "KafkaOptions", "KafkaSource"),

@@ -135,6 +135,8 @@ class JsonReader:
             except MisfitError as misfit:
                 unfit[len(rows)] = misfit.reason
                 rows.append({})
+        if unfit and len(unfit) == len(rows):  # of a value that is tried by itself, most often
+            return [pa.nulls(len(rows), field.type) for field in self._type], unfit
         arrays = converted(rows, self.columns, unfit)
         return in_rows(arrays, unfit, len(rows)), unfit
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
@@ -244,6 +245,16 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
             return self
         found = copy.copy(self)
         found.selection = selection
+        return found
+
+    def unpublished(self) -> KafkaSource:
+        found = copy.copy(self)
+        found.publish_group = None
+        return found
+
+    def starting(self, start: Literal["earliest"] | datetime) -> KafkaSource:
+        found = copy.copy(self)
+        found.starting_offsets = checked_starting_offsets(start, self.selection)
         return found
 
     def identity(self) -> Mapping[str, Any]:

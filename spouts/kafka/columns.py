@@ -117,7 +117,7 @@ def fitting_batch(source: KafkaSource, read: Readers, parts: Sequence[Part]) -> 
     rows = sorted(unfit)
     for row in rows:
         part = _part_of(parts, row)
-        if not _made(source, read, [(part[0], part[1].at(int(offsets[row])))])[1]:
+        if not _is_unfit(source, read, (part[0], part[1].at(int(offsets[row])))):
             raise unfit[row]
     found = [(_part_of(parts, row)[0], int(offsets[row]), unfit[row]) for row in rows]
     fits = np.ones(len(offsets), np.bool_)
@@ -125,6 +125,17 @@ def fitting_batch(source: KafkaSource, read: Readers, parts: Sequence[Part]) -> 
     ends = np.cumsum(counts)
     left = [int(fits[end - count : end].sum()) for end, count in zip(ends, counts, strict=True)]
     return Fitting(batch.filter(pa.array(fits)), left, offsets[fits], found)
+
+
+def _is_unfit(source: KafkaSource, read: Readers, alone: Part) -> bool:
+    """Whether a record cannot be decoded by itself."""
+    for reader, payloads in ((read.value, alone[1].values), (read.key, alone[1].keys)):
+        try:
+            if reader is not None and reader(payloads.to_pylist())[1]:
+                return True
+        except BadValueError:
+            return True
+    return bool(_made(source, read, [alone])[1])
 
 
 def _part_of(parts: Sequence[Part], row: int) -> Part:
@@ -206,8 +217,8 @@ def _looks_like(source: KafkaSource, what: str, record: RecordColumns) -> str | 
 
 
 def _place(parts: Sequence[Part], columns: RecordColumns, row: int) -> str:
-    partition = _part_of(parts, row)[0]
-    return f"offset {columns.offsets[row]} of topic {partition.topic!r}, partition {partition.number}"
+    partition, offset = _part_of(parts, row)[0], columns.row(row).offsets[0]
+    return f"offset {offset} of topic {partition.topic!r}, partition {partition.number}"
 
 
 def _places(name: str, data_type: pa.DataType, parts: Sequence[tuple[Partition, RecordColumns]]) -> pa.Array:

@@ -10,7 +10,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -39,6 +40,8 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
         self._fetcher: RangeFetcher | None = None
         self._read = readers(source, context)
         self._reading = Reading()
+        self._stored: deque[tuple[str, Part]] | None = None
+        self._room = 0
 
     def emit(self, attempt: TransactionAttempt, partition: str, meta: KafkaRange) -> Iterator[pa.RecordBatch]:
         """The rows of one range. Raises the contract's errors, and DecodeError for what cannot be decoded."""
@@ -86,7 +89,34 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
                     self._reading += Reading({p.name: (len(c), c.digest()) for p, c in parts})
                 if self._source.tombstones == "skip":
                     parts = [(partition, columns.with_values()) for partition, columns in parts]
-                yield [read.name for read in some], parts
+                names = [read.name for read in some]
+                if self._stored is not None:
+                    self._keep(self._stored, zip(names, parts, strict=True))
+                yield names, parts
+
+    def keep_stored(self, most_bytes: int) -> None:
+        """See `PartitionEmitter.keep_stored`. When there is too much, the oldest goes."""
+        self._stored, self._room = deque() if most_bytes else None, most_bytes
+
+    def _keep(self, stored: deque[tuple[str, Part]], read: Iterable[tuple[str, Part]]) -> None:
+        for one in read:
+            stored.append(one)
+            self._room -= one[1][1].size_bytes
+        while stored and self._room < 0:
+            self._room += stored.popleft()[1][1].size_bytes
+
+    def take_stored(self, places: Sequence[tuple[str, int]]) -> pa.Table | None:
+        """See `PartitionEmitter.take_stored`."""
+        kept, self._stored = self._stored or (), None
+        parts = []
+        for name, offset in places:
+            some = ((part[0], part[1].at(offset)) for at, part in kept if at == name)
+            found = next((one for one in some if len(one[1])), None)
+            if found is None:
+                return None
+            parts.append(found)
+        source = self._source.undecoded()
+        return pa.Table.from_batches([joined_batch(source, readers(source, self._context), parts)])
 
     def take_ahead(self, metas: Mapping[str, KafkaRange], ahead: Mapping[str, bytes]) -> None:
         """Keep what the coordinator's fetch has brought of these ranges: record batches from their starts."""

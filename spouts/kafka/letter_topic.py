@@ -56,10 +56,10 @@ class KafkaLetterTopic:
         sent.get(timeout=2 * self._timeout_seconds)
 
     def send_all(
-        self, records: Sequence[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]]
+        self, records: Sequence[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]], _txid: int
     ) -> None:
         """Append keys, values and headers in this order, each to the partition of its key; return once all of
-        them are acknowledged."""
+        them are acknowledged. The txid does not matter."""
         if not self._producer.partitions_for(self._topic):
             raise ServiceUnavailableError(f"Kafka has no topic {self._topic!r}, or does not answer")
         sent = [

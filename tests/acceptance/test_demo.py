@@ -40,7 +40,7 @@ def start_demo(directory: Path, *arguments: str, program: Sequence[str] = ON_SPA
 @pytest.mark.parametrize(
     ("how", "program"),
     [
-        pytest.param("--injected", WITHOUT_SPARK, id="injected"),
+        pytest.param("--injected", WITHOUT_SPARK, id="injected", marks=pytest.mark.soak),
         pytest.param(None, WITHOUT_SPARK, id="two-brokers"),
         pytest.param(None, ON_SPARK, id="two-brokers-on-spark", marks=pytest.mark.soak),
     ],

@@ -55,7 +55,7 @@ def english() -> str:
 
 
 # What everybody types first; a change of a guide runs the others, too (tools/affected.py).
-OF_THE_GATE = {"README.md", "tutorial.md", "replay.md"}
+OF_THE_GATE = {"README.md", "tutorial.md"}
 # What a reader has already.
 SUPPLIES = {"text.txt": english(), "word_count.py": python_of(GUIDES[0]), "results.db": ""}
 

@@ -82,7 +82,7 @@ def make_desk(
     return lambda url: Desk(services, url, tmp_path, unique, capsys)
 
 
-@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
+@pytest.mark.parametrize("semantics", ["opaque", pytest.param("transactional", marks=pytest.mark.soak)])
 def test_zookeeper_is_wiped_recovered_and_the_word_count_stays_exact(
     make_desk: Any, postgres_url: str, semantics: Any
 ) -> None:
@@ -113,7 +113,7 @@ def test_zookeeper_is_wiped_recovered_and_the_word_count_stays_exact(
     assert "nothing is wrong" in out
 
 
-@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
+@pytest.mark.parametrize("semantics", ["opaque", pytest.param("transactional", marks=pytest.mark.soak)])
 def test_a_database_restored_beneath_a_running_driver_is_not_built_upon(
     make_desk: Any, postgres_url: str, semantics: Any
 ) -> None:

@@ -72,6 +72,37 @@ def fill(topics: Topics, name: str, records: int, partition: int = 0) -> None:
     topics.send(name, [value.encode() for value in numbered(0, records)], partition)
 
 
+def test_what_was_read_is_at_hand_as_it_is_stored_up_to_a_bound(
+    topics: Topics, unique: str, open_reading: Any
+) -> None:
+    topics.create(unique, partitions=2)
+    values = [b'{"n": %d}' % number for number in range(100)]
+    values[7] = b"\xff no JSON"
+    for partition in (0, 1):
+        topics.send(unique, values, partition)
+    decode = Decode("json", "n bigint")
+    source, emitter = KafkaSource(unique, topics.address), open_reading(unique, decode=decode).emitter
+    first, second = (f"{unique}/{partition}" for partition in (0, 1))
+    ranges = {name: KafkaRange(0, 100) for name in (first, second)}
+    places = [(second, 7), (first, 99), (first, 7)]
+
+    def read(most_bytes: int) -> pa.Table | None:
+        found: list[tuple[str, int]] = []
+        emitter.keep_stored(most_bytes)
+        for _ in emitter.emit_fitting(ATTEMPT, ranges, lambda name, at, error: found.append((name, at))):
+            pass
+        assert sorted(found) == [(first, 7), (second, 7)]
+        return emitter.take_stored(places)
+
+    stored = Reading(source.undecoded())
+    expected = [stored.table(name, at, at + 1) for name, at in places]
+    stored.emitter.close()
+    assert read(1_000_000) == pa.concat_tables(expected)
+    assert emitter.take_stored(places) is None, "it was forgotten"
+    assert read(0) is None
+    assert read(10) is None
+
+
 def test_a_large_answer_is_received_in_large_pieces(
     topics: Topics, unique: str, open_reading: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,13 +69,9 @@ def joined(
                 yield int(place[0].rpartition("/")[2]), place[1], user, names.get(user)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    ("semantics", "on_spark"),
-    [
-        ("opaque", False),
-        pytest.param("opaque", True, marks=pytest.mark.soak),
-        pytest.param("transactional", True, marks=pytest.mark.soak),
-    ],
+    ("semantics", "on_spark"), [("opaque", False), ("opaque", True), ("transactional", True)]
 )
 def test_lookups_whose_drivers_are_killed(
     launcher: Launcher,

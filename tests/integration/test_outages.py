@@ -60,7 +60,7 @@ def settings_of(services: Services, url: str, directory: Path) -> txstream.Setti
     )
 
 
-@pytest.mark.parametrize("semantics", ["transactional", "opaque"])
+@pytest.mark.parametrize("semantics", ["opaque", pytest.param("transactional", marks=pytest.mark.soak)])
 def test_zookeeper_restarted_between_commit_and_advance(
     services: Services,
     own_zookeeper: EmbeddedZooKeeper,
@@ -109,7 +109,7 @@ def test_database_restarted_between_batches(
     assert read_counts(url, unique) == truth
 
 
-@pytest.mark.parametrize("semantics", ["transactional", "opaque"])
+@pytest.mark.parametrize("semantics", ["transactional", pytest.param("opaque", marks=pytest.mark.soak)])
 def test_a_broker_killed_while_a_batch_is_processed(
     launcher: Launcher,
     own_kafka: EmbeddedKafka,

@@ -132,6 +132,7 @@ def test_a_replay_that_reads_something_else_than_a_database_has_ends_the_run(
         assert (desk.total("first"), desk.total("second")) == (140, None)
 
 
+@pytest.mark.soak
 def test_a_replay_that_reads_the_same_commits(made: Callable[..., Desk]) -> None:
     desk = made()
     desk.send(("a", 100), ("b", 40))

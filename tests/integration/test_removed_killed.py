@@ -66,13 +66,9 @@ def mirrored(bootstrap: str, topic: str) -> dict[str, str]:
     return {key: value.decode() for key, value in last.items() if value is not None}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    ("semantics", "on_spark"),
-    [
-        ("opaque", False),
-        pytest.param("opaque", True, marks=pytest.mark.soak),
-        pytest.param("transactional", True, marks=pytest.mark.soak),
-    ],
+    ("semantics", "on_spark"), [("opaque", False), ("opaque", True), ("transactional", True)]
 )
 def test_a_mirror_whose_drivers_are_killed(
     launcher: Launcher,

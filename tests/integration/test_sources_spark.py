@@ -26,14 +26,14 @@ def test_workers_that_fail_and_die_while_they_read_cost_attempts_and_later_rows_
 ) -> None:
     store = Store()
     spout = RowFiles(tmp_path / "rows", partitions={"p": [(x,) for x in "abcd"], "q": [("x",)] * 5})
-    spout.trip("fails")
+    spout.trip("fails", "p")
     topology = counting(semantics(spout, max_batch_records=3))
     first = SourceRun(topology, store, make_runner=partial(SparkRunner, spark.sparkContext)).complete()
     assert store.totals("value", "times") == {"a": 1, "b": 1, "c": 1, "d": 1, "x": 5}
     assert first.loop.statistics.failed_attempts >= 1
     spout.append("p", ("late",))
     spout.append("new", ("new",))
-    spout.trip("dies")
+    spout.trip("dies", "new")
     second = SourceRun(topology, store, make_runner=partial(SparkRunner, spark.sparkContext)).complete()
     assert store.totals("value", "times") == {"a": 1, "b": 1, "c": 1, "d": 1, "x": 5, "late": 1, "new": 1}
     assert second.loop.statistics.failed_attempts >= 1

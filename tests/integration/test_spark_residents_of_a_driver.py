@@ -138,6 +138,7 @@ def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.soak
 def test_the_process_of_a_resident_ends_with_a_driver_that_is_killed(
     tmp_path: Path, cluster: SparkStandalone
 ) -> None:

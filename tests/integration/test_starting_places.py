@@ -186,7 +186,7 @@ def test_a_run_that_had_nothing_to_read_has_begun(launcher: Launcher, topics: To
     begun.assert_counted()
 
 
-@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
+@pytest.mark.parametrize("semantics", ["opaque", pytest.param("transactional", marks=pytest.mark.soak)])
 def test_a_first_run_that_found_no_topic_has_begun(
     launcher: Launcher, topics: Topics, unique: str, semantics: str
 ) -> None:

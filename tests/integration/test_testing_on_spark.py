@@ -46,7 +46,7 @@ def test_a_topology_steps_fails_and_restarts_as_it_does_without_spark(
 ) -> None:
     lines = ["a b", "b", "c", "a", "d d", "a"]
     source = RowFiles(tmp_path / "rows", partitions={"p": [(line,) for line in lines]})
-    source.trip("fails")
+    source.trip("fails", "p")
     topology = word_topology(source, spout=TransactionalSpout, max_batch_records=2, parallelism=2)
     with TopologyTest(topology, spark=spark) as test:
         first = test.process(1)
@@ -76,7 +76,7 @@ def test_a_topology_steps_fails_and_restarts_as_it_does_without_spark(
 def test_a_batch_whose_worker_dies_is_replayed(spark: SparkSession, tmp_path: Path, unique: str) -> None:
     """The state is in the driver's memory, so the deltas come to the driver."""
     source = RowFiles(tmp_path / "rows", partitions={"p": [("a",), ("b",)]})
-    source.trip("dies")
+    source.trip("dies", "p")
     topology, database = word_topology(source, max_batch_records=5), f"memory://{unique}"
     with TopologyTest(topology, spark=spark, database=database) as test:
         test.commit(1)

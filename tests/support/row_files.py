@@ -52,9 +52,10 @@ class RowFiles(FileSpout):
     def show(self, partition: str) -> None:
         (self.directory / f".{partition}").replace(self.directory / partition)
 
-    def trip(self, how: Literal["fails", "dies"]) -> None:
-        """Have the next worker that has read a range fail, or die."""
-        (self.directory / f".{how}").touch()
+    def trip(self, how: Literal["fails", "dies"], partition: str) -> None:
+        """Have the next worker that has read a range of this partition fail, or die. If a run before has read
+        it, too, a task of that run that was given up may still read, and be the one."""
+        (self.directory / f".{partition}.{how}").touch()
 
     def emitter(self, context: SpoutContext) -> FileEmitter:
         return _Emitter(self)
@@ -64,9 +65,9 @@ class _Emitter(FileEmitter):
     def emit(self, attempt: TransactionAttempt, partition: str, meta: FileRange) -> Iterator[pa.RecordBatch]:
         yield from super().emit(attempt, partition, meta)
         with suppress(FileNotFoundError):
-            (self._source.directory / ".dies").unlink()
+            (self._source.directory / f".{partition}.dies").unlink()
             # To this very thread: otherwise it might run on past this point for a moment.
             signal.pthread_kill(threading.get_ident(), signal.SIGKILL)
         with suppress(FileNotFoundError):
-            (self._source.directory / ".fails").unlink()
+            (self._source.directory / f".{partition}.fails").unlink()
             raise BatchFailedError("flaky")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from kafka import KafkaProducer
@@ -19,6 +19,10 @@ DIES: dict[str, tuple[type, str, bool]] = {
     "before-sending": (KafkaLetterTopic, "send_all", False),
     "produced": (KafkaProducer, "flush", False),
     "flushed": (KafkaLetterTopic, "send_all", True),
+    "begun": (KafkaProducer, "begin_transaction", True),
+    "flushed-all": (KafkaProducer, "flush", True),
+    "not-ended": (KafkaProducer, "commit_transaction", False),
+    "ended": (KafkaProducer, "commit_transaction", True),
     "not-noted": (OutboxFollower, "_note", False),
     "noted": (StateDatabase, "drop_used", False),
     "dropped": (StateDatabase, "drop_used", True),
@@ -26,18 +30,30 @@ DIES: dict[str, tuple[type, str, bool]] = {
 """Steps: a method, before or after whose call of a given number the process is killed."""
 
 
-def _dying(method: Callable[..., Any], call: int, *, after: bool) -> Callable[..., Any]:
+def dying(method: Callable[..., Any], call: int, how: signal.Signals, *, after: bool) -> Callable[..., Any]:
     calls = 0
 
     def dying(*given: Any, **named: Any) -> Any:
         nonlocal calls
         calls += 1
-        answer = method(*given, **named) if after or calls != call else None
-        if calls == call:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if calls == call and not after:  # and then it goes on, if it was only frozen and is woken
+            os.kill(os.getpid(), how)
+        answer = method(*given, **named)
+        if calls == call and after:
+            os.kill(os.getpid(), how)
         return answer
 
     return dying
+
+
+def die_at(
+    step: str, how: signal.Signals = signal.SIGKILL, steps: Mapping[str, tuple[object, str, bool]] = DIES
+) -> None:
+    """Send this process a signal at a step, given as its name and the number of the call; at none for ""."""
+    if step:
+        name, _, call = step.partition(":")
+        owner, method, after = steps[name]
+        setattr(owner, method, dying(getattr(owner, method), int(call), how, after=after))
 
 
 def topology(
@@ -46,10 +62,7 @@ def topology(
     driver_commit_rows: int | None = None,
     dies: str = "",
 ) -> Topology:
-    if dies:
-        step, _, call = dies.partition(":")
-        owner, name, after = DIES[step]
-        setattr(owner, name, _dying(getattr(owner, name), int(call), after=after))
+    die_at(dies)
     return large_orders.topology(
         topic,
         f"{topic}-large",

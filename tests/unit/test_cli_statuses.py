@@ -79,7 +79,9 @@ OTHERS: dict[str, list[tuple[list[str], int]]] = {
     "init": [(["made", "--no-such"], 2), (["full"], 2), (["a b"], 2)],
     "wait": [([], 2)],
     "savepoint create": [([], 2)],
+    "fork": [(["words"], 2), (["words", "new", "--at", "a", "--from", "1"], 2)], "diff": [(["words"], 2)],
     "savepoint list": [], "savepoint drop": [([], 2)], "rewind": [([], 2)],
+    "swap": [([], 2), (["new", "--drop-kept", "--back"], 2)],
     "package": [(["--out", "x.zip"], 0), ([], 2)],
     "down": [([], 0)], "up": [(["--brokers", "0"], 2)], "demo": [(["--semantics", "x"], 2)],
 }  # fmt: skip

@@ -3,6 +3,7 @@ without them. Whatever is not certain fails the attempt, as ever, and the next o
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ from txstream.engine.batch.messages import ANSWER, Answer, Element, WorkOrder
 from txstream.engine.batch.sizing import work_order
 from txstream.engine.batch.worker import run_first_stage
 from txstream.engine.batch.worker_process import WorkerProcess
+from txstream.engine.letters.rows import LetterReader
 from txstream.plugins.local.local_runner import InProcessRunner
 from txstream.spouts.memory import MemoryEmitter, MemoryRange
 from txstream.testing import TopologyTest
@@ -329,6 +331,54 @@ def test_a_value_that_cannot_be_decoded_is_left_out_and_offsets_behind_it_are_ri
     assert {exception for _, component, exception, *_ in seen.letters if component == "words"} == {
         "DecodeError"
     }
+
+
+class Keeping(Decoding):
+    """Has at hand what it has read, if that is less than `at_most` bytes."""
+
+    at_most = 0
+    is_kept = False
+
+    def keep_stored(self, most_bytes: int) -> None:
+        self.is_kept = most_bytes > self.at_most
+
+    def take_stored(self, places: Sequence[tuple[str, int]]) -> pa.Table | None:
+        words = [f"kept {name}@{offset}" for name, offset in places]
+        return pa.table({"word": words}) if self.is_kept else None
+
+
+class Kept(Encoded):
+    def emitter(self, context: SpoutContext) -> MemoryEmitter:
+        return Keeping(super().emitter(context)._log)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_only_what_no_worker_has_at_hand_of_bad_records_is_read_again(
+    is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Keeping, "at_most", 0 if is_kept else 1 << 60)
+    words, read = [*WORDS], list[int]()
+    words[5] = words[12] = "no"
+    real = LetterReader._read
+
+    def spied(reader: LetterReader, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> Any:
+        read.extend(one.offset for one in metas.excluded)
+        return real(reader, attempt, metas)
+
+    monkeypatch.setattr(LetterReader, "_read", spied)
+    path = tmp_path / "state.db"
+    with (
+        Kept("word string", {"p": words}) as source,
+        TopologyTest(builder_of(source, OpaqueSpout, Parse()), database=f"sqlite:///{path}") as test,
+    ):
+        test.run()
+    connection = sqlite3.connect(path)
+    found = connection.execute('SELECT "offset", value FROM txstream_dead_letter ORDER BY 1').fetchall()
+    connection.close()
+    bad = [5, 11, 12, 40, 59]
+    stored = {at: f"kept p@{at}" if is_kept else words[at] for at in bad}
+    assert {at: json.loads(value)["word"] for at, value in found} == stored
+    assert read == ([] if is_kept else bad)
 
 
 class Gaps(MemoryEmitter):

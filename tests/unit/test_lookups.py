@@ -125,8 +125,15 @@ def running(
         yield test
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-@pytest.mark.parametrize("commit", ["auto", "executors"])
+@pytest.mark.parametrize(
+    ("commit", "keeps"),
+    [
+        ("auto", False),
+        ("executors", True),
+        pytest.param("auto", True, marks=pytest.mark.soak),
+        pytest.param("executors", False, marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.parametrize("name", SPOUTS)
 def test_a_tuple_sees_the_batches_before_and_its_own(name: str, commit: Any, keeps: bool) -> None:
     for seed, (grouping, width) in enumerate(

@@ -8,8 +8,10 @@ Each section of docs/guarantees.md has a file here, and the holes of docs/semant
 
 from __future__ import annotations
 
+from guards.change import CHANGE
 from guards.commit import COMMIT
 from guards.dead_letters import DEAD_LETTERS
+from guards.delta import DELTA
 from guards.guard import Guard as Guard
 from guards.holes import HOLES
 from guards.hunt import (
@@ -20,9 +22,13 @@ from guards.hunt import (
 )
 from guards.keep import KEEP
 from guards.locks import LOCKS
+from guards.results import RESULTS
 from guards.simulated import SIMULATED
 from guards.start import START
 from guards.values import VALUE_RULES
 from guards.windows import WINDOWS
 
-GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED, *DEAD_LETTERS, *KEEP, *WINDOWS)
+GUARDS = (
+    *(*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *SIMULATED),
+    *(*DEAD_LETTERS, *KEEP, *WINDOWS, *CHANGE, *DELTA, *RESULTS),
+)

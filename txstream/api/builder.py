@@ -17,6 +17,7 @@ from txstream.api.declarer import BoltDeclarer, check_number
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.schema import format_schema, format_type
 from txstream.api.spouts import PartitionedSpout, SourceSpout
+from txstream.api.state import SqlState
 from txstream.api.state_checks import check_keep, check_states
 from txstream.api.topology import CommitChoice, Component, Topology
 from txstream.api.tracked import RichBolt
@@ -293,7 +294,11 @@ class TransactionalTopologyBuilder(GraphBuilder):
     def _leave_out_written(self) -> None:
         """See to it that the source reads no place that the topology writes to. Raises TopologyError."""
         written = [] if self._dead_letters is None else [self._dead_letters.topic]
-        written += [place for one in self._bolts.values() for place in one.bolt.writes_to]
+        for bolt in (one.bolt for one in self._bolts.values()):
+            states = getattr(bolt, "states", None)  # whether it is a mapping is asked later
+            kept = [getattr(bolt, "state", None), *(states.values() if isinstance(states, Mapping) else ())]
+            places = [state.changes_to for state in kept if isinstance(state, SqlState)]
+            written += [*bolt.writes_to, *(str(place) for place in places if place is not None)]
         source = self._spout.source
         for place in filter(None, written):
             source = source.leaving_out(place)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -213,6 +213,15 @@ class PartitionEmitter(ABC, Generic[Meta]):
         """Learn what the coordinator has read ahead of these ranges, before they are emitted. It is only
         sometimes there; what was planned counts. Optional: the default does nothing."""
 
+    def keep_stored(self, most_bytes: int) -> None:
+        """Keep up to so many bytes of what is emitted or refused from now on, as it is stored, for
+        `take_stored`; forget what was kept before. Optional: the default keeps nothing."""
+
+    def take_stored(self, places: Sequence[tuple[str, int]]) -> pa.Table | None:
+        """Return these records, by partition and offset, as `PartitionedSpout.undecoded` has them, and forget
+        what is kept. None if one of them is not there: then the driver reads them again."""
+        return None
+
     tells_digests: bool = False
     """Whether `take_reading` is to tell digests of partitions; set by the engine before anything is read."""
 
@@ -286,6 +295,17 @@ class PartitionedSpout(ABC, Generic[Meta]):
         would come back as input. Called when a topology is built. Raises TopologyError if the user named that
         place as one to read. The default reads no such place."""
         return self
+
+    def unpublished(self) -> Self:
+        """Return this source without what tells others how far it is read (Kafka: `publish_group`)."""
+        return self
+
+    def starting(self, start: Literal["earliest"] | datetime) -> Self:
+        """Return this source as one that begins there: at the first record that is left, or the first of that
+        time or later. Raises TopologyError if it cannot."""
+        if start == "earliest":
+            return self
+        raise TopologyError(f"{type(self).__name__} does not know its records by their time")
 
     def identity(self) -> Mapping[str, Any]:
         """Return what must not change under one topology id, as JSON values (Kafka: the topics)."""

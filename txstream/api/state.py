@@ -31,9 +31,12 @@ PREV_TXID_COLUMN = f"{PREV_PREFIX}{TXID_COLUMN}"
 REMOVED = "txstream_removed"
 """The hidden value column of a `SqlTable` with `removed_by`: false in a row that is there, true in one that
 a batch has just removed, null in one of which only the key and the place in the sequence are remembered."""
+BATCH, GONE = "txstream_batch", "txstream_gone"
+"""In a table of changes: the first column of its key, and the value that says that the row was removed."""
 KEPT_PREFIX = "txstream_kept_"
 """Of the columns that keep the `prev_` columns of a row that is removed, until nothing can bring it back."""
 ROWS_SUFFIX = "__rows"
+CHANGES_SUFFIX = "_changes"
 
 OnConflict = Literal["fail", "ignore", "replace"]
 RECORD_KEY = "topic string, partition int, offset bigint"
@@ -55,7 +58,10 @@ class SqlState:
     parameters with which PostgreSQL creates the table, numbers or booleans by name (`{"fillfactor": 70}`; 50
     unless given). `keep` ("90d", "12h"; units s, m, h, d) removes rows once the date or timestamp in the key
     column `keep_on`, by default the only one of such a type, is older; a record for such a row is late and
-    becomes a dead letter. Raises TopologyError or SchemaError for an impossible declaration.
+    becomes a dead letter. `changes_to` says where the rows go that each batch has changed; as text it is the
+    name of that place, which the topology may not read. The commit of a batch copies them to a table
+    `<name>_changes`, where they wait for who takes them there. Raises TopologyError or SchemaError for an
+    impossible declaration.
     """
 
     table: str
@@ -69,11 +75,14 @@ class SqlState:
     storage: Mapping[str, int | float | bool] = field(default_factory=dict, hash=False)
     keep: str | None = None
     keep_on: str | None = None
+    changes_to: Any = None
     on_conflict: OnConflict | None = field(default=None, init=False)
     """None: rows of one key are merged by reducers. Otherwise this is a `SqlTable`."""
     removed_by: str | None = field(default=None, init=False)
     sequence_by: str | None = field(default=None, init=False)
     transient: bool = field(default=False, init=False)
+    copies: str | None = field(default=None, init=False)
+    """The table of which this one holds the changes."""
     key_schema: pa.Schema = field(init=False, repr=False, compare=False)
     value_schema: pa.Schema = field(init=False, repr=False, compare=False)
 
@@ -103,6 +112,8 @@ class SqlState:
         object.__setattr__(self, "value_schema", self._values())
         object.__setattr__(self, "defaults", dict(self.defaults))
         object.__setattr__(self, "storage", dict(self.storage))
+        if self.changes_to is not None:  # what a batch has changed is found by its txid
+            object.__setattr__(self, "index_txid", True)
         self._check_names()
         self._check_defaults()
         self._check_storage()
@@ -241,6 +252,23 @@ class SqlState:
         return pa.schema([field for field in self.value_schema if field.name != REMOVED])
 
     @functools.cached_property
+    def changes(self) -> SqlTable | None:
+        """The table to which each commit copies the rows that it has changed; None without `changes_to`."""
+        if self.changes_to is None:
+            return None
+        found = SqlTable(
+            f"{self.table}{CHANGES_SUFFIX}",
+            self.shown_schema.append(pa.field(GONE, pa.bool_())),
+            key=pa.schema([pa.field(BATCH, pa.int64()), *self.key_schema]),
+            url=self.url,
+            semantics=Semantics.OPAQUE,
+            index_txid=True,
+            transient=True,
+        )
+        object.__setattr__(found, "copies", self.table)
+        return found
+
+    @functools.cached_property
     def stored_table(self) -> str:
         """The table that rows are written to: `table`, or what is behind the view of that name."""
         return self.table if self.removed_by is None else f"{self.table}{ROWS_SUFFIX}"
@@ -260,6 +288,7 @@ class SqlState:
             "on_conflict": self.on_conflict,
             "sequence_by": self.sequence_by,
             "transient": self.transient or None,
+            "copies": self.copies,
         }
         return declared | {name: rule for name, rule in rules.items() if rule is not None}
 
@@ -303,6 +332,7 @@ class SqlTable(SqlState):
         storage: Mapping[str, int | float | bool] | None = None,
         keep: str | None = None,
         keep_on: str | None = None,
+        changes_to: Any = None,
         transient: bool = False,
     ) -> None:
         if on_conflict not in get_args(OnConflict):
@@ -325,6 +355,7 @@ class SqlTable(SqlState):
             ("storage", storage or {}),
             ("keep", keep),
             ("keep_on", keep_on),
+            ("changes_to", changes_to),
             ("transient", transient),
         ):
             object.__setattr__(self, name, given)

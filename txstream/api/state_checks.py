@@ -23,6 +23,7 @@ def check_states(
     states: list[tuple[StateCommitter, Semantics]] = []
     uses: list[StateUse] = []
     tables: dict[tuple[str | None, str], str] = {}
+    goals: dict[str, str] = {}
 
     def claim(component: Component, state: SqlState, as_what: str = "") -> None:
         writer = f"{component.id!r}{as_what}"
@@ -33,6 +34,19 @@ def check_states(
                 f"give each a table of its own"
             )
         tables[place] = writer
+        if state.changes is None:
+            return
+        if semantics is Semantics.NON_TRANSACTIONAL:
+            raise TopologyError(
+                f"component {writer}: table {state.table!r} has changes_to, but under a {semantics} spout "
+                f"its rows do not remember which batch changed them; choose another spout, or leave it out"
+            )
+        claim(component, state.changes, f"{as_what} (changes of {state.table!r})")
+        if (other := goals.setdefault(str(state.changes_to), writer)) != writer:
+            raise TopologyError(
+                f"components {other} and {writer} both have changes_to={str(state.changes_to)!r}, where "
+                f"nobody could tell whose rows are whose; give each a place of its own"
+            )
 
     by_id = {component.id: component for component in components}
     for component in components:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -197,6 +197,25 @@ class Topology:
         other = copy.copy(self)
         object.__setattr__(other, "id", validate_topology_id(topology_id))
         return other
+
+    def with_states(self, changed: Callable[[SqlState], SqlState]) -> Topology:
+        """Return the same topology with each of its states replaced: in another table, for example."""
+        bolts = {id(bolt): copy.copy(bolt) for bolt, _ in self.states}
+        for bolt in bolts.values():
+            bolt.state = changed(bolt.state)
+        instances: dict[int, Any] = dict(bolts)
+        for reader in self.table_readers.values():
+            instances[id(reader)] = copy.copy(reader)
+            instances[id(reader)].table = bolts[id(reader.table)]
+        return replace(
+            self,
+            components=tuple(
+                replace(one, instance=instances.get(id(one.instance), one.instance))
+                for one in self.components
+            ),
+            states=tuple((bolts[id(bolt)], semantics) for bolt, semantics in self.states),
+            map_states=tuple(replace(use, state=changed(use.state)) for use in self.map_states),
+        )
 
     def describe(self) -> str:
         """Return a text: components from the spout down, each with its class, slots, tasks and

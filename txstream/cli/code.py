@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from txstream.cli.beside import beside
 from txstream.cli.context import Cli
 from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
 from txstream.core.errors import UsageError
@@ -32,13 +33,25 @@ Parameters = Annotated[
 ]
 
 
-def remember_code(settings: Settings, topology_id: str, target: str, parameters: Sequence[str]) -> None:
-    """Store what a run was given. Only its user can read it, since a parameter may be a password."""
+def remember_code(
+    settings: Settings,
+    topology_id: str,
+    target: str,
+    parameters: Sequence[str],
+    *,
+    is_beside: bool = False,
+    components: Mapping[str, str] | None = None,
+) -> None:
+    """Store what a run was given, and the `fingerprints` of what runs. Only its user can read it, since a
+    parameter may be a password."""
     file = _file(settings, topology_id)
     with contextlib.suppress(OSError):  # only for later commands: the run itself does not need it
         file.parent.mkdir(exist_ok=True)
         file.touch(mode=0o600)
-        file.write_text(json.dumps({"target": target, "parameters": list(parameters)}), encoding="utf-8")
+        noted: dict[str, Any] = {"target": target, "parameters": list(parameters)}
+        noted |= {"beside": True} if is_beside else {}
+        noted |= {} if components is None else {"components": components}
+        file.write_text(json.dumps(noted), encoding="utf-8")
 
 
 def is_code_known(settings: Settings, topology_id: str) -> bool:
@@ -56,17 +69,45 @@ def find_code(
     if target is None:
         if parameters:
             raise UsageError("-p is for the factory of --topology MODULE:FACTORY; give that, too")
-        try:
-            noted = json.loads(_file(cli.settings, topology_id).read_text(encoding="utf-8"))
-            target, parameters = str(noted["target"]), [str(one) for one in noted["parameters"]]
-        except (OSError, ValueError, KeyError, TypeError):
+        noted = noted_code(cli.settings, topology_id)
+        if noted is None:
             refuse_tracked(cli.resolve(), topology_id)
             raise UsageError(
                 f"with which code? topology {topology_id!r} was not run from this folder; give its code by "
                 f"--topology MODULE:FACTORY, with -p as for `txstream run`"
-            ) from None
+            )
+        target, parameters = noted
         cli.say(f"code: {target}, as it was last run here (--topology for other code)")
-    return load_topology(target, parameters or []).with_id(topology_id), target
+    return under_id(cli.settings, load_topology(target, parameters or []), topology_id), target
+
+
+def under_id(settings: Settings, topology: Topology, topology_id: str) -> Topology:
+    """Return the topology under an id, over tables of its own if it was last run here with --as."""
+    noted = _noted(settings, topology_id)
+    return (beside if noted.get("beside") else type(topology).with_id)(topology, topology_id)
+
+
+def noted_code(settings: Settings, topology_id: str) -> tuple[str, list[str]] | None:
+    """Return what the last run from this folder was given: MODULE:FACTORY and its parameters."""
+    try:
+        noted = _noted(settings, topology_id)
+        return str(noted["target"]), [str(one) for one in noted["parameters"]]
+    except (KeyError, TypeError):
+        return None
+
+
+def noted_components(settings: Settings, topology_id: str) -> dict[str, str] | None:
+    """Return the fingerprints of the components that were last run from this folder, if they were noted."""
+    found = _noted(settings, topology_id).get("components")
+    return found if isinstance(found, dict) else None
+
+
+def _noted(settings: Settings, topology_id: str) -> dict[str, Any]:
+    try:
+        noted = json.loads(_file(settings, topology_id).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return noted if isinstance(noted, dict) else {}
 
 
 def _file(settings: Settings, topology_id: str) -> Path:

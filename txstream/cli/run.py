@@ -21,12 +21,14 @@ import typer
 from txstream.cli.code import remember_code
 from txstream.cli.context import Cli, print_error
 from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
+from txstream.cli.fingerprints import fingerprints
 from txstream.cli.logs import JsonLines, library_log, write_as_json
 from txstream.cli.options import Factory, FactoryArguments, PyFiles, SparkConf, command
 from txstream.cli.packaging import holds_framework
 from txstream.cli.parameters import spark_settings
 from txstream.cli.run_options import (
     KEPT_BY_DEFAULT,
+    Beside,
     KeepLedger,
     LogFormat,
     MessageTimeout,
@@ -36,6 +38,7 @@ from txstream.cli.run_options import (
     NoWait,
     OldKeepLedger,
     OtherId,
+    RecordsPerSecond,
     ResidentTasks,
     RunEnd,
     SessionTimeout,
@@ -45,6 +48,7 @@ from txstream.cli.run_options import (
     existing_files,
     is_json,
     kept_ledger,
+    under_other_id,
     with_options,
 )
 from txstream.cli.run_progress import Show, shown_progress
@@ -79,6 +83,7 @@ def run(
     target: Factory,
     parameter: FactoryArguments = None,
     topology_id: OtherId = None,
+    other: Beside = None,
     until: Until = None,
     until_txid: UntilTxid = None,
     no_wait: NoWait = False,
@@ -89,6 +94,7 @@ def run(
     message_timeout: MessageTimeout = None,
     dead_letters: MostDeadLetters = None,
     resident_tasks: ResidentTasks = None,
+    max_records_per_second: RecordsPerSecond = None,
     keep_ledger: KeepLedger = KEPT_BY_DEFAULT,
     keep: OldKeepLedger = None,
     metrics: Metrics = None,
@@ -102,8 +108,8 @@ def run(
     conf = spark_settings(spark_conf or [])
     files = existing_files(py_files or [])
     topology = load_topology(target, parameter or [])
-    if topology_id is not None:
-        topology = topology.with_id(topology_id)
+    components = fingerprints(topology)
+    topology = under_other_id(topology, topology_id, other)
     if as_json_lines:
         cli.as_json_lines = JsonLines(topology.id)
         write_as_json(cli.as_json_lines)
@@ -112,6 +118,7 @@ def run(
         message_timeout_seconds=message_timeout,
         most_dead_letters=dead_letters,
         resident_tasks=resident_tasks,
+        max_records_per_second=max_records_per_second,
     )
     settings = replace(
         _resolved(cli, standby),
@@ -121,7 +128,14 @@ def run(
         spark_log=spark_log(cli.log_dir, topology.id),
         ledger_keep=kept,
     )
-    remember_code(settings, topology.id, target, parameter or [])
+    remember_code(
+        settings,
+        topology.id,
+        target,
+        parameter or [],
+        is_beside=other is not None,
+        components=components,
+    )
     prune_logs(cli.log_dir)
     with (
         shipped_module(target) as modules,

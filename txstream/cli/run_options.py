@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from txstream.cli.beside import beside
 from txstream.cli.context import print_error
 from txstream.cli.options import check_id
 from txstream.core.errors import UsageError
@@ -25,6 +26,23 @@ _CAUGHT_UP = "caught-up"
 OtherId = Annotated[
     str | None,
     typer.Option("--id", metavar="ID", help="Run it under another topology id.", callback=check_id),
+]
+Beside = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="ID",
+        help="Run it beside the original: under this id, each table as TABLE__ID.",
+        callback=check_id,
+    ),
+]
+RecordsPerSecond = Annotated[
+    float | None,
+    typer.Option(
+        "--max-records-per-second",
+        metavar="N",
+        help="Read no more than that, so that others do not starve.  [default: the topology's]",
+    ),
 ]
 Until = Annotated[
     str | None,
@@ -137,6 +155,15 @@ class RunEnd:
         return report.caught_up if self.until_txid is None else report.last_txid >= self.until_txid
 
 
+def under_other_id(topology: Topology, topology_id: str | None, other: str | None) -> Topology:
+    """Return the topology as --id and --as say. Raises UsageError."""
+    if topology_id is not None and other is not None:
+        raise UsageError("give --id ID, over the same tables, or --as ID, over tables of its own, not both")
+    if other is not None:
+        return beside(topology, other)
+    return topology if topology_id is None else topology.with_id(topology_id)
+
+
 def is_json(log_format: str) -> bool:
     if log_format not in ("text", "json"):
         raise UsageError(f"--log-format takes text or json, not {log_format!r}")
@@ -171,6 +198,7 @@ def with_options(
     message_timeout_seconds: float | None,
     most_dead_letters: int | None,
     resident_tasks: str | None,
+    max_records_per_second: float | None,
 ) -> Topology:
     """Return the topology with what the options say in place of its own. Raises UsageError."""
     if message_timeout_seconds is not None:
@@ -179,6 +207,8 @@ def with_options(
         topology = _with_dead_letters(topology, most_dead_letters)
     if resident_tasks is not None:
         topology = _with_residents(topology, resident_tasks)
+    if max_records_per_second is not None:
+        topology = _with_rate(topology, max_records_per_second)
     return topology
 
 
@@ -199,6 +229,18 @@ def _with_dead_letters(topology: Topology, most: int) -> Topology:
         raise UsageError(f"topology {topology.id!r} is of tracked tuples, which have no --dead-letters")
     wanted = replace(topology.dead_letters or DeadLetters(), max_per_batch=most)
     return replace(topology, dead_letters=check_dead_letters(wanted, topology.semantics))
+
+
+def _with_rate(topology: Topology, records: float) -> Topology:
+    from txstream.api.topology import BATCHES
+
+    if not 0 < records < math.inf:
+        raise UsageError(f"--max-records-per-second is {records:g}; it must be a number above 0")
+    if topology.tier != BATCHES:
+        raise UsageError(
+            f"topology {topology.id!r} is of tracked tuples, which have no --max-records-per-second"
+        )
+    return replace(topology, max_records_per_second=records)
 
 
 def _with_residents(topology: Topology, tasks: str) -> Topology:

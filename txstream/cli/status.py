@@ -197,6 +197,7 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         **_drivers(found),
         **_health(stands),
         **paused,
+        **{one.name: escaped(one.told) for one in stands.remarks},
         "next txid": f"{found.current_txid}{plans}",
         "lag": _lag(source),
     }

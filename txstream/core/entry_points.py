@@ -12,6 +12,9 @@ from typing import Any, Final
 
 from txstream.core.errors import ServiceUnavailableError, UsageError
 
+BELONGINGS: Final = "txstream.belongings"
+"""Of what else a topology has in a database: an object is called with the `StateBackend`, the topology's id
+and `drop`, and returns the names of its tables, which it has dropped if `drop` is true."""
 COMMANDS: Final = "txstream.commands"
 """Of the command line: an object is called with typer's app, `register(app)`, when a command line begins."""
 STATE_BACKENDS: Final = "txstream.state_backends"
@@ -36,6 +39,9 @@ EXPORTERS: Final = "txstream.exporters"
 """Of `txstream run --metrics`, whose exporter is `metrics`: an object is called with the topology, the
 address that was typed and how many partitions to show, and returns a context manager. It yields a `Watcher`
 and the URL where the numbers are."""
+REMARKS: Final = "txstream.remarks"
+"""Of what else `status` and the page say of a topology: an object is called with ZooKeeper and the
+topology's `Snapshot`, and returns `Remark`s (`txstream.inspect.standing`)."""
 SMALL_BATCHES: Final = "txstream.small_batches"
 """Of what processes small batches without a Spark job: the object `spark` makes a `SmallBatches`."""
 SETTLERS: Final = "txstream.settlers"

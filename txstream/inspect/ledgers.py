@@ -191,7 +191,8 @@ def standing_rows(rows: Sequence[BatchRecord]) -> list[BatchRecord]:
     for row in reversed(rows):
         if row.txid <= newest:
             found.append(row)
-            newest = rewound_to(row) or newest
+            to = rewound_to(row)
+            newest = newest if to is None else to
     return found[::-1]
 
 

@@ -35,10 +35,11 @@ class PlainCodec(MetaCodec[Mapping[str, Any]]):
 def positions(batch: BatchMetas[Any]) -> dict[str, Any]:
     """Return where every partition stands after a batch: the next offset if the meta has one, None if that is
     not known yet."""
-    return {partition: _position(meta) for partition, meta in sorted(batch.positions().items())}
+    return {partition: position(meta) for partition, meta in sorted(batch.positions().items())}
 
 
-def _position(meta: Any) -> Any:
+def position(meta: Any) -> Any:
+    """Return where a partition stands after this meta: see `positions`."""
     if not isinstance(meta, Mapping) or "end" not in meta:
         return meta
     return None if meta.get("first_place") == "unknown" else meta["end"]

@@ -275,9 +275,11 @@ def _table(reading: StateReading, table: StoredTable, depth: Depth, first: Txid)
         key,
         reading.rows_before_the_first(table.name),
         reading.rows_half_created(table.name),
-        None if last is None else reading.count_written_by(table.name, last.txid),
+        None if last is None else 0 if table.copies else reading.count_written_by(table.name, last.txid),
         table.keeps_older,
-        _digests(reading, table, first) if table.on_conflict in ("fail", "ignore") else None,
+        _digests(reading, table, first)
+        if table.on_conflict in ("fail", "ignore") and table.copies is None
+        else None,
     )
 
 

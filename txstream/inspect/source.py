@@ -230,7 +230,7 @@ def source_now(settings: Settings, snapshot: Snapshot) -> SourceNow:
     """Ask the source of a snapshot. Only Kafka can be asked without the topology's code."""
     source, progress = source_of(snapshot.identity, None, settings), snapshot.progress
     if source is None and snapshot.identity is not None and snapshot.identity.spout == KAFKA_SOURCE:
-        why = "no broker answers: no address is given here (--kafka), and no embedded broker runs"
+        why = "no broker is known to ask: no address is given here (--kafka), and none is embedded"
         return SourceNow(unknown=why)
     if source is None or progress is None:
         return SourceNow(unknown="its source is only known to the topology's code")

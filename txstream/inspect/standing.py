@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from txstream.core.entry_points import REMARKS, every
 from txstream.core.failing_batch import LeftOut
 from txstream.core.transaction import FIRST_TXID
 from txstream.inspect.databases import NOWHERE, Databases, is_tracked, open_databases
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """What an installed package says of a topology, under a name: in words, and in JSON values."""
+
+    name: str
+    told: str
+    document: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """`dead_letters`, and how many of them are `late_records`, are None if a database could not be looked at:
     nobody knows, then."""
@@ -40,6 +50,7 @@ class Standing:
     missing: tuple[MissingDatabase, ...]
     left_out: LeftOut | None = None
     ended_well: bool = False
+    remarks: tuple[Remark, ...] = ()
 
     @property
     def places(self) -> list[str]:
@@ -90,7 +101,8 @@ def standing_of(settings: Settings, topology_id: str, zookeeper: ZooKeeper) -> S
         status = status_of(settings, snapshot, zookeeper.standbys(topology_id))
         ended = zookeeper.progress(topology_id, PlainCodec()).notes.get(ENDED)
         ended_well = snapshot.leader is None and ended is not None and ended == snapshot.epoch
-    return Standing(status, snapshot, source(), dead, late, missing, left_out, ended_well)
+        remarks = tuple(one for remark in every(REMARKS, "remark") for one in remark(zookeeper, snapshot))
+    return Standing(status, snapshot, source(), dead, late, missing, left_out, ended_well, remarks)
 
 
 def _unknown(snapshot: Snapshot, databases: Databases) -> list[MissingDatabase]:
@@ -141,6 +153,7 @@ def standing_document(found: Standing) -> dict[str, Any]:
         "failing": None if status.failing is None else failing_document(status.failing),
         "waiting": document(status.waiting),
         "trees": status.trees,
+        "remarks": {one.name: one.document for one in found.remarks},
     }
 
 

@@ -103,7 +103,9 @@ def diff(
         overwritten = None
         if committed:
             still = sum(
-                reading.count_written_by(other.name, txid) for other in reading.tables() if other.has_txid
+                reading.count_written_by(other.name, txid)
+                for other in reading.tables()
+                if other.has_txid and other.copies is None
             )
             overwritten = max(0, record.keys - still)
         tells = [stored.tells_before and row.knows_before for row in rows]

@@ -60,6 +60,10 @@ class StateBackend(ABC):
     marks_rows: ClassVar[bool] = False
     """Do its transactions have `mark`? If not, a topology with a table that has `marks` here is refused."""
 
+    keeps_changes: ClassVar[bool] = False
+    """Do its transactions have `keep_changes`? If not, a topology with a table that has `changes_to` here is
+    refused."""
+
     # --- at start -----------------------------------------------------------------------------------
 
     @abstractmethod

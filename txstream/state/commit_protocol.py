@@ -22,6 +22,8 @@ Invariants:
   in every store. No attempt of this batch or a later one may write such a row, so a removal is never undone.
 - The rows that a batch marks are marked behind all its writes, by the transaction that writes `committed`. In
   an opaque table they carry its txid and their `prev_` from then on, so what undoes its writes undoes that.
+- Changes are copied behind all writes and marks, by the transaction that writes `committed`. So a copy holds
+  what each batch left, whatever later ones have written over it.
 - Tables are taken in the order of their names, so that no two transactions deadlock.
 - Non-transactional topologies raise no fence, undo nothing and begin nothing; their ledger only informs. Only
   `txstream compare` gives one dead letters.
@@ -120,6 +122,11 @@ class StateTransaction(DeadLetterTransaction, ABC):
         not after `until`, as `write` would: they carry the txid then, and in an opaque table their values of
         before. Marked rows stay as they are. Optional: see `StateBackend.marks_rows`."""
         raise NotImplementedError(f"{type(self).__name__} marks nothing")
+
+    def keep_changes(self, attempt: TransactionAttempt, spec: TableSpec) -> None:
+        """Copy all rows that carry the txid, removed ones too, to the table `spec.state.changes`, which has
+        none of this txid. Optional: see `StateBackend.keeps_changes`."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no changes")
 
     def remove_expired(self, spec: TableSpec, horizon: int, most: int) -> None:
         """Remove rows whose `spec.state.keep_on` lies before the horizon, in seconds since 1970: all of them,
@@ -294,6 +301,8 @@ class TopologyStates:
             until = spec.state.marks_until(horizons.get(spec.state.table))
             if until is not None:
                 here.mark(commit.attempt, spec, until)
+            if spec.state.changes is not None:
+                here.keep_changes(commit.attempt, spec)
         row = self._row(commit, COMMITTED, keys)
         here.write_batch(row)
         if commit.letters and row.committed_at is not None:

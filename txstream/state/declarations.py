@@ -130,7 +130,7 @@ def declared_state(table: str, declaration: Mapping[str, Any]) -> SqlState:
         return SqlState(table, key=key, value=value)
     values = parse_schema(value)
     shown = pa.schema([field for field in values if field.name != REMOVED])
-    return SqlTable(
+    found = SqlTable(
         table,
         shown,
         key=key,
@@ -139,6 +139,8 @@ def declared_state(table: str, declaration: Mapping[str, Any]) -> SqlState:
         sequence_by=declaration.get("sequence_by"),
         transient=declaration.get("transient", False),
     )
+    object.__setattr__(found, "copies", declaration.get("copies"))
+    return found
 
 
 def declared_spec(owner: Owner) -> TableSpec:

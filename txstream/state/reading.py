@@ -36,12 +36,15 @@ class StoredTable:
     sequence_by: str | None = None
     transient: bool = False
     """Whether rows of older batches may be gone, because they were used."""
+    copies: str | None = None
+    """The table whose changes it holds; the ledger does not count them."""
 
     @classmethod
     def of(cls, spec: TableSpec, owner: str) -> StoredTable:
         state = spec.state
-        rules = state.on_conflict, state.removed_by is not None, state.sequence_by, state.transient
-        return cls(state.table, state.key_schema, state.shown_schema, spec.semantics, owner, *rules)
+        rules = state.on_conflict, state.removed_by is not None, state.sequence_by
+        used = state.transient, state.copies
+        return cls(state.table, state.key_schema, state.shown_schema, spec.semantics, owner, *rules, *used)
 
     @property
     def keeps_older(self) -> bool:

@@ -134,7 +134,7 @@ def test_what_is_half_made_is_told_and_removed(
         with pytest.raises(KeyboardInterrupt):
             create_savepoint("words", "half", rig.settings)
         assert savepoints.savepoints("words", rig.settings) == [], "what fails is removed again"
-        patch.setattr(savepoints, "_remove", lambda *_: None)  # as when the process is killed
+        patch.setattr(savepoints, "remove", lambda *_: None)  # as when the process is killed
         with pytest.raises(KeyboardInterrupt):
             create_savepoint("words", "half", rig.settings)
     (half,) = savepoints.savepoints("words", rig.settings)

@@ -302,6 +302,12 @@ def test_what_lives_is_used_and_what_has_ended_is_named(
     assert caplog.messages == [
         "embedded services that have ended: Kafka broker 3 at 127.0.0.1:3; `txstream up` starts them again"
     ]
+    brokers = {node: record(f"Kafka broker {node}", node, gone) for node in (1, 2)}
+    assert resolved(now, gone).kafka == "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", (
+        "who asks says where nobody answers"
+    )
+    assert resolved(gone, gone).kafka is None
+    brokers = {node: record(f"Kafka broker {node}", node, now) for node in (1, 2)}
     found = resolved(gone, now)
     assert (found.zookeeper, found.kafka) == (None, "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3")
     assert "ZooKeeper at 127.0.0.1:9" in caplog.text

@@ -51,7 +51,7 @@ class Broker:
         self.fails = 0
         self.headers: list[Mapping[str, bytes]] = []
 
-    def send_all(self, records: Sequence[Record]) -> None:
+    def send_all(self, records: Sequence[Record], _txid: Txid) -> None:
         if self.fails:
             self.fails -= 1
             raise ServiceUnavailableError("no broker answers")

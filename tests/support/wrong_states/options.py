@@ -120,6 +120,31 @@ class MarksWithoutTheValuesOfBefore(MemoryBackend):
                 here.put(rows, key, (stored[0], stored[1] and stored[0], stored[2]))
 
 
+@breaks("changes-are-kept")
+class CopiesTheWholeTable(MemoryBackend):
+    """Rows that an earlier batch has changed are copied once more."""
+
+    def _keep_changes(self, here: Any, txid: Txid, spec: TableSpec) -> None:
+        assert spec.state.changes is not None
+        kept = layout.rows_space(spec.state.changes.table)
+        for key, (values, _, _) in list(here.scan(self._rows(here, spec))):
+            shown = values[: len(spec.state.shown_names)]
+            here.put(kept, (txid, *key), ((*shown, False), None, txid))
+
+
+@breaks("changes-are-kept")
+class CopiesNoRemovals(MemoryBackend):
+    """Of a row that was removed, nothing is copied."""
+
+    def _keep_changes(self, here: Any, txid: Txid, spec: TableSpec) -> None:
+        super()._keep_changes(here, txid, spec)
+        assert spec.state.changes is not None
+        kept = layout.rows_space(spec.state.changes.table)
+        for key, (values, _, _) in list(here.scan(kept)):
+            if values[-1]:
+                here.put(kept, key, None)
+
+
 @breaks("expired-rows-are-removed")
 class RemovesAtTheHorizon(MemoryBackend):
     """A row of the horizon's very second is taken for expired."""

@@ -276,11 +276,13 @@ def _root_table(roots: list[Any]) -> pa.Table:
 
 
 class LeftOut(NamedTuple):
-    """A record that a Spark task has left out, and how it failed."""
+    """A record that a Spark task has left out, and how it failed. `row` is the record as the source has it
+    stored, if the task that read it had it at hand."""
 
     partition: str
     offset: int
     failure: Failure
+    row: Mapping[str, Any] | None = None
 
     @property
     def known_as(self) -> tuple[str, int, str]:
@@ -292,7 +294,7 @@ class LeftOut(NamedTuple):
 class Answer:
     """What one Spark task of one stage reports to the driver. `sender` is what its messages have, and
     `heard` are the lineages of the messages that it got, by their senders, as far as they have one. Of
-    partitions in `gaps` nobody knows which record a row is."""
+    partitions in `gaps` nobody knows which record a row is. `stored` has a row for each of `left_out`."""
 
     records: int = 0
     read_seconds: float = 0.0
@@ -315,6 +317,7 @@ class Answer:
     heard: Mapping[str, str] = field(default_factory=dict)
     gaps: Sequence[str] = ()
     reading: Reading = NOTHING_READ
+    stored: pa.Table | None = None
 
     def encode(self) -> bytes:
         if self.failure is not None:
@@ -339,6 +342,8 @@ class Answer:
         }
         tables = [*self.deltas.values(), *self.emitted.values()]
         named = {str(i): table for i, table in enumerate(tables)}
+        if self.stored is not None:
+            named["stored"] = self.stored
         return pack(header, named if tracked is None else {**named, **tracked.tables()})
 
     @classmethod
@@ -346,6 +351,8 @@ class Answer:
         header, tables = unpack(message)
         if "failure" in header:
             return cls(failure=Failure(**header["failure"]))
+        stored = tables.pop("stored", None)
+        rows = [None] * len(header["left_out"]) if stored is None else stored.to_pylist()
         found = iter(tables.values())
         deltas = {component: next(found) for component in header["deltas"]}
         emitted = {(source, stream, task): next(found) for source, stream, task in header["emitted"]}
@@ -368,7 +375,10 @@ class Answer:
             tracked=Tracked.from_header(header["tracked"], tables) if header["tracked"] else None,
             stage=header["from"][0],
             sender=header["from"][1],
-            left_out=[LeftOut(name, at, Failure(**failure)) for name, at, failure in header["left_out"]],
+            left_out=[
+                LeftOut(name, at, Failure(**failure), row)
+                for (name, at, failure), row in zip(header["left_out"], rows, strict=True)
+            ],
             lineage=header["lineage"][0],
             heard=header["lineage"][1],
             gaps=header["gaps"],

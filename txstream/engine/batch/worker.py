@@ -56,6 +56,9 @@ from txstream.engine.batch.worker_process import WorkerProcess
 # A chunk of this size is worth the cost of a bolt's call.
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 4 * 1024 * 1024
+_KEPT_BYTES = 32 * 1024 * 1024
+_LEFT_OUT_BYTES = 1024 * 1024
+"""Records that are left out go with the answer, if they are not larger together."""
 
 
 def run_first_stage(
@@ -74,6 +77,7 @@ def run_first_stage(
         answer = _answer(run, started, waited)
         if run.leaving is not None:
             answer.gaps = run.leaving.gaps
+            answer.stored = _stored(run.leaving, process)
         answer.records, answer.read_seconds, answer.reading = records, waited, reading
         answer.places.insert(0, _spout_place(plan, spark_task, process, records, waited))
         return _elements(run, answer)
@@ -164,6 +168,7 @@ def _read(
         return 0, 0.0, Reading()
     emitter, codec = process.spout()
     emitter.take_reading()  # of a task that has failed
+    emitter.keep_stored(0 if run.leaving is None else _KEPT_BYTES)
     emitter.known = order.known
     attempt = str(order.attempt)
     metas = {
@@ -214,6 +219,13 @@ def _read(
                 f"a source must say of each row whose it is"
             )
         joined.add(batch)
+
+
+def _stored(leaving: LeavingOut, process: WorkerProcess) -> pa.Table | None:
+    """Return the records that were left out as they are stored, so that the driver need not read them."""
+    places = [(one.partition, one.offset) for one in leaving.found]
+    found = process.spout()[0].take_stored(places) if places else None
+    return found if found is not None and found.nbytes <= _LEFT_OUT_BYTES else None
 
 
 def _fitting(

@@ -17,6 +17,7 @@ from txstream.api.reducers import Put
 from txstream.api.state import SqlState
 from txstream.api.topology import BATCHES, Component, StateUse, Topology
 from txstream.core.errors import TopologyError
+from txstream.core.semantics import Semantics
 from txstream.engine.batch.shares import TableDeltas
 from txstream.engine.states.bindings import Bindings, StateBinding
 from txstream.engine.states.worker_databases import StorePlace
@@ -28,7 +29,8 @@ DEFAULT_CONNECT_TIMEOUT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class StateTarget:
-    """One database and the tables of this topology in it; `components` fill them, in the same order.
+    """One database and the tables of this topology in it; `components` fill them, in the same order, and
+    none ("") fills a table of changes.
 
     `place` is how executors open it. `written_by_bolts` are the tables that bolts of the commit phase write
     themselves, through a `MapState`; the driver has no deltas for them. `one_writer` says that the database
@@ -47,7 +49,7 @@ class StateTarget:
         return [
             TableDeltas(component, spec, merged[component])
             for spec, component in zip(self.tables, self.components, strict=True)
-            if spec.state.table not in self.written_by_bolts
+            if component and spec.state.table not in self.written_by_bolts
         ]
 
     def of(self, topology: Topology, uuid: str) -> TopologyStates:
@@ -104,6 +106,9 @@ def state_targets(
         here.components.append(component)
         if by_bolts:
             here.written_by_bolts.add(spec.state.table)
+        if (changes := spec.state.changes) is not None:
+            put = {name: Put() for name in changes.value_names}
+            add(TableSpec(changes, Semantics.OPAQUE, put), "", owner, by_bolts=False)
 
     components = [c.id for c in topology.bolts if isinstance(c.instance, StateCommitter)]
     for (bolt, semantics), component in zip(topology.states, components, strict=True):
@@ -146,6 +151,12 @@ def state_targets(
                 raise TopologyError(
                     f"topology {topology.id!r}: {one.database.display_url} ({type(one.database).__name__}) "
                     f"cannot mark rows of table {spec.state.table!r}; keep it in a SQL database"
+                )
+            if spec.state.changes is not None and not one.database.keeps_changes:
+                raise TopologyError(
+                    f"topology {topology.id!r}: table {spec.state.table!r} has changes_to, and "
+                    f"{one.database.display_url} ({type(one.database).__name__}) cannot keep its changes; "
+                    f"keep it in a SQL database"
                 )
             if spec.state.keep is not None and not one.database.removes_expired:
                 raise TopologyError(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from txstream.core.batch_metas import BatchMetas, alone_in, halves, is_left, only, only_record
@@ -48,11 +48,13 @@ class _HangingError(BoltError):
 
 
 class Found(NamedTuple):
-    """A record that fails by itself, and in which words."""
+    """A record that fails by itself, and in which words. `row` is the record as it is stored, if it is known
+    without the source being asked."""
 
     record: Excluded
     message: str
     traceback: str
+    row: Mapping[str, Any] | None = None
 
 
 class Isolated(NamedTuple, Generic[T]):

@@ -1,4 +1,5 @@
-"""Makes the rows of a batch's dead letters: its records are read again, as the source has them."""
+"""Makes the rows of a batch's dead letters: records as the source has them. Those that no worker has sent
+along are read again."""
 
 from __future__ import annotations
 
@@ -45,6 +46,18 @@ class LetterReader:
         if not metas.excluded:
             return []
         told = {(one.record.partition, one.record.offset): one for one in found}
+        rows = {place: one.row for place, one in told.items() if one.row is not None}
+        unread = [one for one in metas.excluded if (one.partition, one.offset) not in rows]
+        if unread:
+            rows |= self._read(attempt, replace(metas, excluded=tuple(unread)))
+        return [
+            _letter(one, rows[one.partition, one.offset], told.get((one.partition, one.offset)))
+            for one in metas.excluded
+        ]
+
+    def _read(
+        self, attempt: TransactionAttempt, metas: BatchMetas[Any]
+    ) -> dict[tuple[str, int], Mapping[str, Any]]:
         source = self._source.undecoded()
         gap = _LARGEST_GAP if set(parse_schema(source.output).names) >= _KAFKA else 0
         try:
@@ -57,10 +70,7 @@ class LetterReader:
             emitter.close()
             raise
         self._idle.append(emitter)
-        return [
-            _letter(one, row, told.get((one.partition, one.offset)))
-            for one, row in zip(metas.excluded, rows, strict=True)
-        ]
+        return {(one.partition, one.offset): row for one, row in zip(metas.excluded, rows, strict=True)}
 
     def close(self) -> None:
         """Close what is idle."""

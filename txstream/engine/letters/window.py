@@ -1,16 +1,17 @@
 """How many of a topology's latest records became dead letters: a bug that makes many fail, a few in each
 batch, ends the run like one that makes a whole batch fail.
 
-Invariants. What is counted is in the ledger, so a driver counts on where the one before has ended; only open
-batches are remembered. A batch that leaves nothing out costs nothing. Neither late records are counted, nor
-letters that a later batch has retried.
+Invariants. What is counted is in the ledger, so a driver counts on where the one before has ended: it reads
+what was committed before its own first batch, once a batch leaves something out, and remembers its own.
+Neither late records are counted, nor letters that a later batch has retried.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -34,11 +35,14 @@ class _Batch(NamedTuple):
     at: datetime
     records: int
     dead: set[str]
+    retried: Sequence[tuple[Txid, str]]
 
     @classmethod
-    def of(cls, txid: Txid, at: datetime, emitted: int, excluded: Collection[Excluded]) -> _Batch:
+    def of(
+        cls, txid: Txid, at: datetime, emitted: int, excluded: Collection[Excluded], retried: Any
+    ) -> _Batch:
         dead = {place_of(f"{one.partition}@{one.offset}") for one in excluded if not one.is_late}
-        return cls(txid, at, emitted + len(excluded), dead)
+        return cls(txid, at, emitted + len(excluded), dead, [(Txid(old), place) for old, place in retried])
 
 
 class LetterWindow:
@@ -49,18 +53,38 @@ class LetterWindow:
         self._limits = limits
         self._store = store
         self._lock = threading.Lock()  # batches are processed by several threads
-        self._committed: list[_Batch] = []
         self._open: dict[Txid, _Batch] = {}
+        self._committed: deque[_Batch] = deque()
+        self._first: Txid | None = None  # of this driver's own batches
+        self._has_read = False
 
-    def require_few(self, attempt: TransactionAttempt, metas: BatchMetas[Any], emitted: int) -> None:
-        """Raise TooManyDeadLettersError if with what this batch leaves out too many have become letters."""
-        now, txid = datetime.now(UTC), attempt.txid
-        this = _Batch.of(txid, now, emitted, metas.excluded)
+    def processed(self, attempt: TransactionAttempt, metas: BatchMetas[Any], emitted: int) -> None:
+        """Learn what an attempt would commit. A later batch may come before this one."""
+        txid, retried = attempt.txid, [(one.txid, one.place) for one in metas.retried]
         with self._lock:
-            known = self._read(txid, now)
-            # A later batch may have been asked about before this one.
-            self._open = {one: batch for one, batch in self._open.items() if one > known} | {txid: this}
-            window = [*self._committed, *self._open.values()]
+            self._open[txid] = _Batch.of(txid, datetime.now(UTC), emitted, metas.excluded, retried)
+            self._first = txid if self._first is None else min(self._first, txid)
+
+    def committed(self, txid: Txid) -> None:
+        """Learn that a batch is committed."""
+        with self._lock:
+            if (batch := self._open.pop(txid, None)) is not None:
+                self._committed.append(batch)
+                self._take_back(batch)
+            while len(self._committed) > _MOST_BATCHES:
+                self._committed.popleft()
+
+    def require_few(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> None:
+        """Raise TooManyDeadLettersError if with what this batch leaves out too many have become letters."""
+        before = [] if self._has_read else self._read(self._first or attempt.txid)
+        with self._lock:
+            if not self._has_read:
+                self._has_read = True
+                self._committed.extendleft(reversed(before))
+                for batch in [*self._committed]:
+                    self._take_back(batch)
+            self._forget_old()
+            window, this = [*self._committed, *self._open.values()], self._open[attempt.txid]
         records, dead = sum(one.records for one in window), sum(len(one.dead) for one in window)
         most = max(self._limits.max_per_batch, math.floor(self._limits.max_share * records))
         if dead > most:
@@ -75,26 +99,31 @@ class LetterWindow:
                 f"max_per_batch of DeadLetters, --dead-letters N"
             )
 
-    def _read(self, before: Txid, now: datetime) -> int:
-        """Add what was committed since the last time, and drop what is too old. Returns the last txid."""
-        window, new = self._committed, list[BatchRecord]()
-        known, records, is_old = window[-1].txid if window else 0, 0, False
+    def _take_back(self, batch: _Batch) -> None:
+        for txid, place in batch.retried:
+            for one in self._committed:
+                one.dead.difference_update([place] if one.txid == txid else ())
+
+    def _forget_old(self) -> None:
+        window, old = self._committed, datetime.now(UTC) - AGE
+        records = sum(one.records for one in window)
+        while window and window[0].at < old and records - window[0].records >= RECORDS:
+            records -= window.popleft().records
+
+    def _read(self, before: Txid) -> list[_Batch]:
+        """Return what the ledger has of the window before a txid, the oldest first."""
+        new, records, is_old, now = list[BatchRecord](), 0, False, datetime.now(UTC)
         while not is_old and len(new) < _MOST_BATCHES:
             behind = new[-1].txid if new else before
-            wanted = min(_PAGE, behind - known - 1)  # what is known is not read again
-            page = self._store.batches(self._topology, limit=wanted, before=behind) if wanted > 0 else []
+            page = self._store.batches(self._topology, limit=_PAGE, before=behind)
             new += reversed(page)
             records += sum(one.tuples for one in page)
-            is_old = len(page) < _PAGE or page[0].txid <= known
+            is_old = len(page) < _PAGE
             is_old = is_old or (records >= RECORDS and (page[0].committed_at or now) < now - AGE)
+        found = []
         for one in reversed(new):
-            if one.txid > known and one.status == COMMITTED:
+            if one.status == COMMITTED:
                 excluded = [Excluded(*record) for record in one.metas.get("excluded", ())]
-                window.append(_Batch.of(one.txid, one.committed_at or now, one.tuples, excluded))
-                for txid, place in one.metas.get("retried", ()):
-                    for batch in window:
-                        batch.dead.difference_update([place] if batch.txid == txid else ())
-        records = sum(one.records for one in window)
-        while window and window[0].at < now - AGE and records - window[0].records >= RECORDS:
-            records -= window.pop(0).records
-        return window[-1].txid if window else 0
+                retried = one.metas.get("retried", ())
+                found.append(_Batch.of(one.txid, one.committed_at or now, one.tuples, excluded, retried))
+        return found

@@ -127,6 +127,8 @@ class Processing:
         self._emitted.discard(txid)
         self._read_before.committed(txid)
         self._found.pop(txid, None)
+        if self._window is not None:
+            self._window.committed(txid)
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """Ask the runner to stop an attempt."""
@@ -180,9 +182,11 @@ class Processing:
             else:
                 done = self._without_left_out(attempt, emit.metas, spare)
             try:
+                if self._window is not None:
+                    self._window.processed(attempt, done.metas, done.processed.result.records)
                 if done.metas.excluded:
                     if any(not one.record.is_late for one in done.found) and self._window is not None:
-                        self._window.require_few(attempt, done.metas, done.processed.result.records)
+                        self._window.require_few(attempt, done.metas)
                     self._planning.check_size(done.metas)
                     letters = self._letters(attempt, done.metas, [*found, *done.found])
                 kept = done.processed.result.job_seconds + done.processed.merge_seconds
@@ -316,7 +320,10 @@ class Processing:
             raise left_out[0].failure.to_error(attempt)
         if not left_out:
             return Isolated(metas, processed, [])
-        found = [found_at(one.partition, one.offset, one.failure.to_error(attempt)) for one in left_out]
+        found = [
+            found_at(one.partition, one.offset, one.failure.to_error(attempt))._replace(row=one.row)
+            for one in left_out
+        ]
         return Isolated(metas.leaving_out(one.record for one in found), processed, found)
 
     def _leave_out(

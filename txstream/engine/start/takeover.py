@@ -129,18 +129,12 @@ def take_up(
 def identity_of(topology: Topology) -> Identity:
     """Return what must stay the same under one topology id, with a new uuid."""
     source, described = topology.source_identity()
+    states = [*(bolt.state for bolt, _ in topology.states), *(use.state for use in topology.map_states)]
     return Identity.new(
         topology.semantics,
         f"{type(source).__module__}.{type(source).__qualname__}",
         described,
-        tuple(
-            sorted(
-                [
-                    *(bolt.state.table for bolt, _ in topology.states),
-                    *(use.state.table for use in topology.map_states),
-                ]
-            )
-        ),
+        tuple(sorted(one.table for state in states for one in (state, state.changes) if one is not None)),
     )
 
 

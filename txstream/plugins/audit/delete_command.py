@@ -10,6 +10,7 @@ import typer
 from txstream.cli.context import Cli, ask
 from txstream.cli.databases import UnknownTopologyError, open_zookeeper, warn_of_missing
 from txstream.cli.options import Id, command
+from txstream.core.entry_points import BELONGINGS, every
 from txstream.core.errors import (
     CorruptStateError,
     LeaderExistsError,
@@ -77,10 +78,16 @@ def delete(
         if in_zookeeper:
             zookeeper.delete_topology(topology_id)
         # The main database (--database or the default) comes last: until then its fence names the others.
-        dropped = {
-            database.display_url: database.delete(topology_id, drop_state=drop_state, uuid=life)
-            for database in reversed(found.opened)
-        }
+        dropped, others_stay = {}, list[str]()
+        belongings = every(BELONGINGS, "belongings")
+        for database in reversed(found.opened):
+            url = database.display_url
+            # What belongs to another life stays.
+            looks = belongings if lives.get(url, life if uuid is None else None) == life else []
+            theirs = [name for look in looks for name in look(database, topology_id, drop=drop_state)]
+            others_stay += [] if drop_state else theirs
+            tables = database.delete(topology_id, drop_state=drop_state, uuid=life)
+            dropped[url] = tables + (theirs if drop_state else [])
     places = [url for url in reversed(dropped) if dropped[url] or lives.get(url, "") == life]
     tables = [table for url in places for table in dropped[url]]
     if not in_zookeeper and not places:
@@ -94,6 +101,7 @@ def delete(
                 "database": places[0] if places else None,
                 "databases": places,
                 "dropped_tables": tables,
+                **({"kept_tables": others_stay} if others_stay else {}),
             }
         )
         return
@@ -102,7 +110,8 @@ def delete(
     if tables:
         cli.print(f"dropped {', '.join(tables)}")
     elif not drop_state:
-        cli.say("its state tables stay; `--drop-state` would drop them, and works after this, too")
+        also = f", and so do {', '.join(others_stay)}" if others_stay else ""
+        cli.say(f"its state tables stay{also}; `--drop-state` would drop them, and works after this, too")
 
 
 def _place(settings: Settings) -> str:

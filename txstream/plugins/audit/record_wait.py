@@ -157,7 +157,8 @@ class _Sought:
             for row in reversed(rows):
                 if row.txid > standing:
                     continue  # a rewind has undone it
-                standing = rewound_to(row) or standing
+                to = rewound_to(row)
+                standing = standing if to is None else to
                 read = part_of(row.metas, "partitions").get(self.name)
                 start = None if read is None else range_of(self.name, read).start
                 if start is not None and start <= self.offset < (self._place(row) or 0):
@@ -167,6 +168,11 @@ class _Sought:
                     return self._passed(newer)
                 newer = row
             before = rows[0].txid
+        if newer is not None and rewound_to(newer) == 0:
+            raise NotKnownError(
+                f"what became of {self} cannot be told: what the topology had read until then came with the "
+                f"rows of a fork by txid {newer.txid}, if that read them (`txstream swap`)"
+            )
         if newer is None or newer.txid > 1:
             since = "" if newer is None else f" begins at txid {newer.txid} and"
             raise NotKnownError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.cli.code import Target, find_code, is_code_known, running
+from txstream.cli.code import Target, find_code, is_code_known, running, under_id
 from txstream.cli.context import Cli
 from txstream.cli.factory import load_topology
 from txstream.cli.options import Id, command
@@ -137,7 +137,7 @@ def _codes(
         # Made first: other code is often production's with something replaced.
         production, module = find_code(cli, topology_id, target, parameter if target else None)
         production = None if module == code else production
-    return load_topology(code, parameter or []).with_id(topology_id), production, code
+    return under_id(cli.settings, load_topology(code, parameter or []), topology_id), production, code
 
 
 @contextlib.contextmanager

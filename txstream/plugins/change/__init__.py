@@ -1,1 +1,1 @@
-"""Goes back: savepoints of all states of a topology, and rewind."""
+"""Goes back and on: savepoints of all states of a topology, rewind, and swap with a fork."""

@@ -45,6 +45,7 @@ from txstream.plugins.change.savepoints import (
     sql_database,
     sql_databases,
 )
+from txstream.plugins.change.swap_command import settle as settle_swap
 from txstream.settings import Settings
 from txstream.state import BatchRecord, StateDatabase, TopologyLife, TopologyStates
 from txstream.state.dead_letters import DEAD
@@ -92,7 +93,7 @@ class Target:
     def of(cls, row: BatchRecord) -> Target | None:
         """Return what a ledger row has gone back to; None if it is no rewind."""
         to = rewound_to(row)
-        if to is None:
+        if to is None or row.details.get("path") != REWIND:
             return None
         return cls(to, row.details[REWIND]["savepoint"], Txid(row.details[REWIND]["last"]), row.metas)
 
@@ -146,7 +147,9 @@ def rewind_in(
     # Step 1
     states = [one.of(topology_id, identity.uuid, semantics) for one in databases]
     fence = prove_distinct(topology_id, states, take_over(store, states))
-    settle(Unsettled(identity, store, states, fence))
+    unsettled = Unsettled(identity, store, states, fence)
+    settle(unsettled)
+    settle_swap(unsettled)
     progress = _settled(topology_id, semantics, store, states, codec)
     target = _target(topology_id, to, databases, progress)
     _check(topology_id, target, databases, semantics)
@@ -212,17 +215,17 @@ def _target(topology_id: str, to: str, databases: Sequence[StateDatabase], progr
         )
     if named:
         metas: Mapping[str, Any] = next(iter(named[0].parts.values())).metas
-        return Target(txid, named[0].name, last, _places(metas))
+        return Target(txid, named[0].name, last, places(metas))
     row = next((row for one in databases if (row := one.batch(topology_id, txid)) is not None), None)
     if row is None:
         raise UsageError(
             f"topology {topology_id!r} has no txid {txid} in its ledger, whose places would be gone back to; "
             f"{_would_work(topology_id, databases, None)}"
         )
-    return Target(txid, None, last, _places(row.metas))
+    return Target(txid, None, last, places(row.metas))
 
 
-def _places(metas: Mapping[str, Any]) -> dict[str, Any]:
+def places(metas: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metas of a batch that reads nothing and begins where these end."""
     carried = {**part_of(metas, "carried"), **part_of(metas, "partitions")}
     horizons = part_of(metas, "horizons")
@@ -256,8 +259,9 @@ def _check(
             refused += [f"{one.table} is transactional and keeps no earlier values" for one in owners]
             reach = None
         since = database.batches(topology_id, limit=target.last - target.to)
-        if rewinds := [row.txid for row in since if Target.of(row) is not None]:
-            refused.append(f"txid {rewinds[-1]} is a rewind itself")
+        if rewinds := [row.txid for row in since if rewound_to(row) is not None]:
+            kind = since[-1].details["path"] if since[-1].txid == rewinds[-1] else REWIND
+            refused.append(f"txid {rewinds[-1]} is a {kind} itself")
             reach = None if target.last in rewinds else reach
         for owner in owners:
             if _is_appended(owner) or semantics is not Semantics.OPAQUE:

@@ -62,7 +62,20 @@ def create_savepoint(
     taken, and for a topology without txids; UnknownTopologyError; ServiceUnavailableError if a database is
     away or there was no such moment.
     """
-    if not _NAME.fullmatch(name):
+    with opened(topology_id, settings) as databases:
+        return create_savepoint_in(topology_id, name, databases, to=to, timeout_seconds=timeout_seconds)
+
+
+def create_savepoint_in(
+    topology_id: str,
+    name: str,
+    databases: Sequence[StateDatabase],
+    *,
+    to: Path | None = None,
+    timeout_seconds: float = 60.0,
+) -> Savepoint:
+    """Do what `create_savepoint` does, in databases that are open."""
+    if not is_name(name):
         raise UsageError(
             f"a savepoint cannot be named {name!r:.60}: it is part of tables' names, so it begins with a "
             f"letter from a to z, and has at most 32 of these, digits and _"
@@ -70,40 +83,44 @@ def create_savepoint(
     if to is not None:
         to = to.resolve()
         folders.refuse(to)
-    with opened(topology_id, settings) as databases:
-        for database in databases:
-            known = saved_in(database, topology_id).get(name)
-            if known is not None:
-                raise UsageError(
-                    f"topology {topology_id!r} has a savepoint {name!r} "
-                    f"{'of txid' if known.status == MADE else 'half made at txid'} {known.txid} already; "
-                    f"choose another name, or `txstream savepoint drop {topology_id} {name}`"
-                )
-        with contextlib.ExitStack() as stack:
-            readings, row = _at_one_txid(topology_id, databases, stack, timeout_seconds)
-            parts = [_part(one, row, name, to, number) for number, one in enumerate(databases)]
-            begun: list[StateDatabase] = []
-            try:
-                for database, part in zip(databases, parts, strict=True):
-                    with database.sessions.writing(f"savepoint {name!r}") as (connection, _):
-                        database.sessions.dialect.lock_definitions(connection)
-                        registry.begin(connection, part)
-                    begun.append(database)
-                # At once: a snapshot in which nobody asks for long is ended by its server.
-                with ThreadPoolExecutor(len(databases), "txstream-savepoint") as pool:
-                    copied = list(pool.map(partial(_copied, txid=row.txid), databases, readings, parts))
-                by_url = dict(zip((one.display_url for one in databases), copied, strict=True))
-                if to is not None:
-                    folders.write_manifest(to, topology_id, row, by_url)
-                for database, part in zip(databases, copied, strict=True):
-                    with database.sessions.writing(f"savepoint {name!r}") as (connection, _):
-                        registry.update(connection, part)
-            except BaseException:
-                for database in begun:
-                    with contextlib.suppress(TxstreamError):
-                        _remove(database, topology_id, name)
-                raise
+    for database in databases:
+        known = saved_in(database, topology_id).get(name)
+        if known is not None:
+            raise UsageError(
+                f"topology {topology_id!r} has a savepoint {name!r} "
+                f"{'of txid' if known.status == MADE else 'half made at txid'} {known.txid} already; "
+                f"choose another name, or `txstream savepoint drop {topology_id} {name}`"
+            )
+    with contextlib.ExitStack() as stack:
+        readings, row = _at_one_txid(topology_id, databases, stack, timeout_seconds)
+        parts = [_part(one, row, name, to, number) for number, one in enumerate(databases)]
+        begun: list[StateDatabase] = []
+        try:
+            for database, part in zip(databases, parts, strict=True):
+                with database.sessions.writing(f"savepoint {name!r}") as (connection, _):
+                    database.sessions.dialect.lock_definitions(connection)
+                    registry.begin(connection, part)
+                begun.append(database)
+            # At once: a snapshot in which nobody asks for long is ended by its server.
+            with ThreadPoolExecutor(len(databases), "txstream-savepoint") as pool:
+                copied = list(pool.map(partial(_copied, txid=row.txid), databases, readings, parts))
+            by_url = dict(zip((one.display_url for one in databases), copied, strict=True))
+            if to is not None:
+                folders.write_manifest(to, topology_id, row, by_url)
+            for database, part in zip(databases, copied, strict=True):
+                with database.sessions.writing(f"savepoint {name!r}") as (connection, _):
+                    registry.update(connection, part)
+        except BaseException:
+            for database in begun:
+                with contextlib.suppress(TxstreamError):
+                    remove(database, topology_id, name)
+            raise
     return _together(name, by_url)
+
+
+def is_name(name: str) -> bool:
+    """Whether a savepoint or a fork can be named so: it becomes part of tables' names."""
+    return _NAME.fullmatch(name) is not None
 
 
 def savepoints(topology_id: str, settings: Settings | None = None) -> list[Savepoint]:
@@ -126,23 +143,28 @@ def drop_savepoint(topology_id: str, name: str, settings: Settings | None = None
     """Remove a savepoint, whole or half made, its tables or files with it. Raises UsageError if there is none
     of this name, or if a rewind to it has begun and is not finished."""
     with opened(topology_id, settings) as databases:
-        found = next((one for one in saved(topology_id, databases) if one.name == name), None)
-        if found is None:
-            raise no_savepoint(topology_id, name, databases)
-        rows = [database.last_batch(topology_id) for database in databases]
-        if len({row and (row.txid, row.attempt) for row in rows}) > 1 and any(
-            row is not None and row.details.get("rewind", {}).get("savepoint") == name for row in rows
-        ):
-            raise UsageError(
-                f"topology {topology_id!r} is being rewound to savepoint {name!r}; the next `txstream run "
-                f"{topology_id}` finishes that, then drop it"
-            )
-        for database in databases:  # half made from here on, wherever this ends
-            if (part := saved_in(database, topology_id).get(name)) is not None:
-                with database.sessions.writing(f"savepoint {name!r}") as (connection, _):
-                    registry.update(connection, replace(part, status=MAKING))
-        for database in databases:
-            _remove(database, topology_id, name)
+        return drop_savepoint_in(topology_id, name, databases)
+
+
+def drop_savepoint_in(topology_id: str, name: str, databases: Sequence[StateDatabase]) -> Savepoint:
+    """Do what `drop_savepoint` does, in databases that are open."""
+    found = next((one for one in saved(topology_id, databases) if one.name == name), None)
+    if found is None:
+        raise no_savepoint(topology_id, name, databases)
+    rows = [database.last_batch(topology_id) for database in databases]
+    if len({row and (row.txid, row.attempt) for row in rows}) > 1 and any(
+        row is not None and row.details.get("rewind", {}).get("savepoint") == name for row in rows
+    ):
+        raise UsageError(
+            f"topology {topology_id!r} is being rewound to savepoint {name!r}; the next `txstream run "
+            f"{topology_id}` finishes that, then drop it"
+        )
+    for database in databases:  # half made from here on, wherever this ends
+        if (part := saved_in(database, topology_id).get(name)) is not None:
+            with database.sessions.writing(f"savepoint {name!r}") as (connection, _):
+                registry.update(connection, replace(part, status=MAKING))
+    for database in databases:
+        remove(database, topology_id, name)
     return found
 
 
@@ -197,7 +219,7 @@ def _at_one_txid(
     while True:
         with contextlib.ExitStack() as tried:
             readings = [tried.enter_context(one.read_state(topology_id)) for one in databases]
-            answer = _boundary(topology_id, databases, readings)
+            answer = boundary(topology_id, databases, readings)
             if not isinstance(answer, str):
                 stack.push(tried.pop_all())
                 return readings, answer
@@ -210,7 +232,7 @@ def _at_one_txid(
         pause(_BACKOFF.after(looks))
 
 
-def _boundary(
+def boundary(
     topology_id: str, databases: Sequence[StateDatabase], readings: Sequence[SqlStateReading]
 ) -> BatchRecord | str:
     """Return the ledger row of the batch as of which all snapshots are, or why there is none."""
@@ -340,7 +362,7 @@ def _settled(rows: pa.Table, txid: Txid) -> pa.Table:
     return rows
 
 
-def _remove(database: StateDatabase, topology_id: str, name: str) -> None:
+def remove(database: StateDatabase, topology_id: str, name: str) -> None:
     """Remove what a database has of a savepoint; its row goes last."""
     found = saved_in(database, topology_id).get(name)
     if found is None:

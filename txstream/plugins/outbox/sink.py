@@ -24,6 +24,7 @@ from txstream.api.tuples import Chunk, Tuple, one_row
 from txstream.core.errors import StateValueError, TopologyError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt
+from txstream.state.reading import StoredRow
 
 KEY, VALUE = "key", "value"
 _PLACE = ("topic", "partition", "offset")
@@ -133,6 +134,15 @@ class KafkaSinkBolt(StateCommitter):
             pa.array(range(count), pa.int64()),
         ]
         return pa.Table.from_arrays([*keys, rows.column(KEY), rows.column(VALUE)], schema=schema)
+
+
+def sink_record(row: StoredRow) -> tuple[bytes | None, bytes | None]:
+    """Return key and value of the record that a row of an outbox becomes."""
+    return row.value[KEY], row.value[VALUE]
+
+
+def sink_place(row: StoredRow) -> tuple[int, int]:
+    return row.key["task"], row.key["number"]
 
 
 def encoded(value: Any) -> bytes | None:

@@ -189,6 +189,7 @@ def standing_row(site: Site, found: Standing) -> dict[str, Any]:
         "paused": None if paused is None else paused.shown,
         "failing": None if status.failing is None else failing_document(status.failing),
         "missing": [str(one) for one in found.missing],
+        "remarks": {one.name: one.told for one in found.remarks},
         "tuples": [one.first.tuples for one in recent],
     }
 

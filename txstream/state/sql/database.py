@@ -141,6 +141,10 @@ class SqlTransaction(StateTransaction):
         self._statements.of(spec).mark(self._connection, attempt.txid, until)
         self._answered()
 
+    def keep_changes(self, attempt: TransactionAttempt, spec: TableSpec) -> None:
+        self._statements.of(spec).keep_changes(self._connection, attempt.txid)
+        self._answered()
+
     def remove_expired(self, spec: TableSpec, horizon: int, most: int) -> None:
         self._statements.of(spec).remove_expired(self._connection, horizon, most, self._answered)
 
@@ -212,6 +216,7 @@ class StateDatabase(StateBackend):
     keeps_dead_letters: ClassVar[bool] = True
     removes_expired: ClassVar[bool] = True
     marks_rows: ClassVar[bool] = True
+    keeps_changes: ClassVar[bool] = True
     hides_removed: ClassVar[bool] = True
 
     def __init__(

@@ -56,9 +56,13 @@ class SqlStateReading(StateReading):
     def tables(self) -> list[StoredTable]:
         return [self._stored(owner) for owner in self._owners.values()]
 
-    def count(self, table: str) -> int:
+    def query(self, table: str) -> tuple[StoredTable, Select[Any]]:
+        """Return a table, and the query for its rows as of the last committed batch."""
         stored, found = self._table(table)
-        return self._number(select(func.count()).select_from(self._as_committed(stored, found).subquery()))
+        return stored, self._as_committed(stored, found)
+
+    def count(self, table: str) -> int:
+        return self._number(select(func.count()).select_from(self.query(table)[1].subquery()))
 
     def find(self, table: str, key: Sequence[Any]) -> StoredRow | None:
         stored, found = self._table(table)
@@ -87,7 +91,7 @@ class SqlStateReading(StateReading):
         query = self._or_removed(stored, found).execution_options(yield_per=_PART_ROWS)
         yield schema.empty_table()
         for rows in self._connection.execute(query).mappings().partitions():
-            values = {one.name: [_value(row[one.name], one.type) for row in rows] for one in schema}
+            values = {one.name: [value_of(row[one.name], one.type) for row in rows] for one in schema}
             yield pa.table(values, schema)
 
     def columns(self, table: str, n: int) -> list[dict[str, Any]]:
@@ -212,7 +216,7 @@ _UNFINISHED = "txstream_unfinished"
 def _row(table: StoredTable, row: Mapping[Any, Any]) -> StoredRow:
     prev, knows_before = None, True
     if table.has_prev:
-        prev = {field.name: _value(row[f"{PREV_PREFIX}{field.name}"], field.type) for field in table.value}
+        prev = {field.name: value_of(row[f"{PREV_PREFIX}{field.name}"], field.type) for field in table.value}
         if table.on_conflict is None:
             created = all(value is None for value in prev.values())
         else:
@@ -222,8 +226,8 @@ def _row(table: StoredTable, row: Mapping[Any, Any]) -> StoredRow:
             prev = None
     txid = row[TXID_COLUMN] if table.has_txid else None
     return StoredRow(
-        {field.name: _value(row[field.name], field.type) for field in table.key},
-        {field.name: _value(row[field.name], field.type) for field in table.value},
+        {field.name: value_of(row[field.name], field.type) for field in table.key},
+        {field.name: value_of(row[field.name], field.type) for field in table.value},
         prev,
         None if txid is None else Txid(txid),
         bool(row.get(_UNFINISHED, False)),
@@ -232,7 +236,7 @@ def _row(table: StoredTable, row: Mapping[Any, Any]) -> StoredRow:
     )
 
 
-def _value(value: Any, data_type: pa.DataType) -> Any:
+def value_of(value: Any, data_type: pa.DataType) -> Any:
     """Return the Python value of a declared type. Databases that lack a type keep it as another one."""
     if value is None:
         return None

@@ -77,7 +77,7 @@ from txstream.state.records import TableSpec, TopologyLife
 from txstream.state.sql.dialect import StateDialect
 from txstream.state.sql.framework_tables import owned_table
 
-_INDEX_NAMES = {"ix": "ix_%(table_name)s_%(column_0_name)s"}  # SQLAlchemy shortens names that are too long
+INDEX_NAMES = {"ix": "ix_%(table_name)s_%(column_0_name)s"}  # SQLAlchemy shortens names that are too long
 
 
 def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Table:
@@ -137,7 +137,7 @@ def _built(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Tabl
         dialect.check_name(state.table, "table", state.stored_table)
     table = Table(
         _quoted(state.stored_table),
-        MetaData(naming_convention=_INDEX_NAMES),
+        MetaData(naming_convention=INDEX_NAMES),
         *columns,
         *([PrimaryKeyConstraint(*state.key_names)] if spec.is_keyed else []),
         *checks,

@@ -20,13 +20,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, Table, case, delete, false, true, update
+from sqlalchemy import Connection, Table, case, delete, false, insert, select, true, update
 
 from txstream.api.reducers import Custom
 from txstream.api.retention import limit_of
 from txstream.api.rows import UnfitValueError, to_column
 from txstream.api.schema import format_type
-from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN, REMOVED, TXID_COLUMN
+from txstream.api.state import BATCH, GONE, PREV_PREFIX, PREV_TXID_COLUMN, REMOVED, TXID_COLUMN
 from txstream.core.errors import StateValueError, TxidRegressionError, TxstreamError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt
@@ -87,6 +87,17 @@ class TableWriter:
             changes.append((columns[TXID_COLUMN], txid))
         due = update(self._table).where(flag == false(), time <= limit)
         connection.execute(due.ordered_values(*changes))
+
+    def keep_changes(self, connection: Connection, txid: int) -> None:
+        """See `StateTransaction.keep_changes`."""
+        state, columns = self.spec.state, self._table.c
+        assert state.changes is not None
+        gone: Any = columns[REMOVED] if state.removed_by is not None else false()
+        names = (*state.key_names, *state.shown_names)
+        rows = select(columns[TXID_COLUMN], columns[TXID_COLUMN], *(columns[name] for name in names), gone)
+        kept = build_table(state.changes, Semantics.OPAQUE, self._dialect)
+        here = rows.where(columns[TXID_COLUMN] == txid)
+        connection.execute(insert(kept).from_select([TXID_COLUMN, BATCH, *names, GONE], here))
 
     def remove_expired(self, connection: Connection, horizon: int, most: int, answered: Touch) -> None:
         """See `StateTransaction.remove_expired`."""

@@ -160,7 +160,8 @@ def running(data_dir: Path) -> Services | None:
 
 def living(data_dir: Path) -> dict[str, str]:
     """Return the addresses, `zookeeper` and `kafka`, of this data directory's detached services that run, and
-    warn of those that have ended. Returns nothing until `up` has finished.
+    warn of those that have ended. Brokers that have all ended are named beside a ZooKeeper that runs, so that
+    who asks them says where nobody answers. Returns nothing until `up` has finished.
 
     Raises CorruptStateError when the state file cannot be what `up` wrote.
     """
@@ -173,8 +174,10 @@ def living(data_dir: Path) -> dict[str, str]:
         log.warning(
             "embedded services that have ended: %s; `txstream up` starts them again", ", ".join(ended)
         )
-    found = {"kafka": _bootstrap(alive)} if alive.kafka else {}
-    return {**found, "zookeeper": f"{HOST}:{alive.zookeeper.port}"} if alive.zookeeper else found
+    if alive.zookeeper is None:
+        return {"kafka": _bootstrap(alive)} if alive.kafka else {}
+    kafka = _bootstrap(alive if alive.kafka else state)
+    return {"kafka": kafka, "zookeeper": f"{HOST}:{alive.zookeeper.port}"}
 
 
 def up(

@@ -19,7 +19,6 @@ from txstream.engine.commit.state_targets import StateTarget, state_targets
 from txstream.plugins.proof.simulation.known import Memo, Results, committer_with
 from txstream.plugins.proof.simulation.source import Rows, SimulatedSource, rows_of, to_rows
 from txstream.plugins.proof.simulation.truth import Truth
-from txstream.plugins.proof.simulation.variant import with_states
 from txstream.plugins.proof.stores.layout import Spaces
 from txstream.spouts.memory import MemoryRange
 from txstream.zookeeper.tree import Node
@@ -165,4 +164,4 @@ def _simulated(topology: Topology, places: Places, rows: Rows) -> Topology:
     spout.source = SimulatedSource(spout.output, rows)
     first, *others = topology.components
     topology = replace(topology, components=(replace(first, instance=spout), *others))
-    return with_states(topology, lambda state: replace(state, url=places.of(state.url)))
+    return topology.with_states(lambda state: replace(state, url=places.of(state.url)))

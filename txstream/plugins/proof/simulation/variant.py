@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from txstream.api.bolts import StateCommitter
 from txstream.api.spouts import NonTransactionalSpout, PartitionCoordinator, Unavailable
-from txstream.api.state import SqlState
 from txstream.api.state_checks import check_states
 from txstream.api.topology import Topology
 from txstream.core.batch_metas import BatchMetas
@@ -23,25 +21,10 @@ Positions = Mapping[str, Any]
 
 
 def under_own_names(topology: Topology, topology_id: str, prefix: str) -> Topology:
-    """Return the topology under another id, with tables whose names begin with `prefix`."""
-    return with_states(
-        topology.with_id(topology_id), lambda state: replace(state, table=f"{prefix}{state.table}")
-    )
-
-
-def with_states(topology: Topology, changed: Callable[[SqlState], SqlState]) -> Topology:
-    """Return the topology with its states replaced by changed ones."""
-    bolts: dict[int, StateCommitter] = {}
-    for bolt, _ in topology.states:
-        bolts[id(bolt)] = copy.copy(bolt)
-        bolts[id(bolt)].state = changed(bolt.state)
-    return replace(
-        topology,
-        components=tuple(
-            replace(one, instance=bolts.get(id(one.instance), one.instance)) for one in topology.components
-        ),
-        states=tuple((bolts[id(bolt)], semantics) for bolt, semantics in topology.states),
-        map_states=tuple(replace(use, state=changed(use.state)) for use in topology.map_states),
+    """Return the topology under another id, with tables whose names begin with `prefix` and whose changes go
+    nowhere."""
+    return topology.with_id(topology_id).with_states(
+        lambda state: replace(state, table=f"{prefix}{state.table}", changes_to=None)
     )
 
 

@@ -305,6 +305,67 @@ def removed_rows_are_hidden(life: Life) -> None:
         shows({"a": 3, "b": 1} if sequence else {"a": 3, "b": 1, "c": 2}, "once it is there again")
 
 
+# --- rows that leave ---------------------------------------------------------------------------------------
+
+
+@CHECKS.promise(
+    "changes-are-kept",
+    "What each batch has left of the rows that it changed, removed ones too, is copied when it is committed, "
+    "and stays when later ones change them; an undone attempt has copied nothing.",
+    "copy behind the last write and the marks, in the transaction that writes `committed`",
+)
+@each(Semantics.TRANSACTIONAL, Semantics.OPAQUE)
+def changes_are_kept(life: Life) -> None:
+    trial, semantics = life.trial, life.semantics
+    if not life.store.keeps_changes:
+        raise NotApplicableError("the store keeps no changes (keeps_changes)")
+    made = SqlTable(
+        f"c_{trial.name()}",
+        "n bigint",
+        key="word string",
+        on_conflict="replace",
+        removed_by="gone" if life.store.hides_removed else None,
+        changes_to="elsewhere",
+    )
+    changes = made.changes
+    assert changes is not None
+    specs = [
+        TableSpec(state, kept, {name: Put() for name in state.value_names})
+        for state, kept in ((made, semantics), (changes, Semantics.OPAQUE))
+    ]
+    one = trial.stranger(semantics, tuple(specs)).join()
+    flags = {False: (False,), True: (True,)} if made.removed_by else {False: (), True: ()}
+
+    def rows(written: dict[str, tuple[int, bool]]) -> dict[str, Any]:
+        return {word: (n, *flags[gone]) if flags[gone] else n for word, (n, gone) in written.items()}
+
+    def holds(*expected: dict[str, tuple[int, bool]]) -> None:
+        with one.store.read_state(one.topology) as state:
+            found = [[*r.key.values(), *r.value.values()] for r in state.written_since(changes.table, 1)]
+        wanted = [
+            [txid, word, n, gone and made.removed_by is not None]
+            for txid, written in enumerate(expected, 1)
+            for word, (n, gone) in written.items()
+        ]
+        trial.require("the changes that are kept", sorted(wanted), sorted(found))
+
+    first, second = {"a": (1, False), "b": (1, False)}, {"a": (2, False), "b": (1, True)}
+    one.commit(1, rows(first))
+    one.commit(2, rows(second))
+    holds(first, second)
+    third = {"a": (3, False), "c": (3, False)}
+    under = one.begin(3)
+    one.write(under, rows(third))
+    holds(first, second)
+    one.end(under, keys=2)
+    holds(first, second, third)
+    again = third if semantics is Semantics.TRANSACTIONAL else {"c": (4, False)}
+    one.begin(3)
+    holds(first, second)
+    one.commit(3, rows(again))
+    holds(first, second, again)
+
+
 # --- for display -------------------------------------------------------------------------------------------
 
 

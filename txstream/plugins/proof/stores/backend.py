@@ -5,6 +5,8 @@ Fence, ledger, value rules and ownership of tables are implemented here. A subcl
 Invariants. A method writes in one transaction. One that writes for a topology holds the topology's lock: the
 tasks of one attempt and its `end_commit` share it, all others hold it exclusively. The fence is read first,
 after the lock is granted. A transaction's changes appear at its end, all at once.
+
+Over 500 lines: every method of the port, each in one transaction.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ class StoreBackend(StateBackend):
 
     label: ClassVar[str]
     keeps_dead_letters: ClassVar[bool] = True
+    keeps_changes: ClassVar[bool] = True
 
     def __init__(self, display_url: str) -> None:
         self.display_url = display_url
@@ -265,6 +268,15 @@ class StoreBackend(StateBackend):
             if not stored[0][flag] and stored[0][time] <= until:
                 here.put(rows, key, rules.marked(stored, flag, txid))
 
+    def _keep_changes(self, here: Transaction, txid: Txid, spec: TableSpec) -> None:
+        assert spec.state.changes is not None
+        rules, kept = self._rules(spec), layout.rows_space(spec.state.changes.table)
+        shown = len(spec.state.shown_names)
+        for key, stored in list(here.scan(self._rows(here, spec))):
+            if stored[2] == txid:
+                values = (*stored[0][:shown], rules.is_gone(stored))
+                here.put(kept, (txid, *key), (values, None, txid))
+
     def _remove_expired(self, here: Transaction, spec: TableSpec, horizon: int) -> None:
         state, rows = spec.state, self._rows(here, spec)
         assert state.keep_on is not None
@@ -396,6 +408,9 @@ class _Adapter(StateTransaction):
 
     def mark(self, attempt: TransactionAttempt, spec: TableSpec, until: datetime) -> None:
         self._store._mark(self._here, attempt.txid, spec, until)
+
+    def keep_changes(self, attempt: TransactionAttempt, spec: TableSpec) -> None:
+        self._store._keep_changes(self._here, attempt.txid, spec)
 
     def remove_expired(self, spec: TableSpec, horizon: int, most: int) -> None:
         self._store._remove_expired(self._here, spec, horizon)

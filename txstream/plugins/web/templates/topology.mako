@@ -58,6 +58,9 @@ ${spark(row["tuples"])}
 <h2>What it is</h2>
 <dl>
 <dt>semantics</dt><dd>${row["kind"]}</dd>
+% for name, remark in row["remarks"].items():
+<dt>${name}</dt><dd>${remark}</dd>
+% endfor
 <dt>source</dt><dd>${status.spout}, ${told(status.source)}</dd>
 <dt>tables</dt><dd>
 % for table in status.tables:
