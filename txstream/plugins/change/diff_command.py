@@ -35,8 +35,8 @@ def diff(
         int, typer.Option("--rows", "-n", metavar="N", help="At most so many rows of a table.", min=0)
     ] = 20,
 ) -> int:
-    """Compare the rows of a topology with those of one beside it, once both have committed the same place in
-    their topics. Exit status 1 when rows differ."""
+    """Compare the rows of two topologies. It waits until both have committed the same place in their topics.
+    Exit status 1 when rows differ."""
     from txstream.inspect.json_documents import document
     from txstream.plugins.change.diffing import differences
 

@@ -39,7 +39,7 @@ def swap(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Let a fork's tables take the names of a topology's, which goes on with the fork's code and places.
+    """Let a fork's tables take a topology's names. It goes on with the fork's code and places.
     Nothing may run either. Exit status 0 only when all of it is done."""
     from txstream.inspect.json_documents import document
     from txstream.plugins.change import swapping
