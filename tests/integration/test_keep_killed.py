@@ -65,7 +65,8 @@ def produce(bootstrap: str, topic: str, chance: random.Random) -> list[Order]:
     return [(place.partition, place.offset, *rest) for place, *rest in places]
 
 
-@pytest.mark.parametrize("semantics", ["opaque", pytest.param("transactional", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
 def test_what_has_expired_stays_away(
     services: Services, postgres: PostgresServer, tmp_path: Path, unique: str, semantics: str
 ) -> None:

@@ -93,7 +93,8 @@ def first_times(sent: Sequence[Sent]) -> list[Sent]:
     return list(seen.values())
 
 
-@pytest.mark.parametrize("semantics", ["opaque", pytest.param("transactional", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
 def test_every_large_order_is_sent_in_the_order_of_txids(
     services: Services, postgres: PostgresServer, tmp_path: Path, unique: str, semantics: str
 ) -> None:

@@ -252,6 +252,6 @@ def test_who_shows_the_story(
     run = ["run", "txstream.examples.word_count:topology", "--zookeeper", "127.0.0.1:1", *options]
     assert main(run) == 1
     *story, last = capsys.readouterr().err.splitlines()
-    assert last == "txstream: it ended"
+    assert last == f"txstream: it ended (guide: errors.md, {kind.__name__})"
     assert [line for line in story if line.startswith("moment")] == error.story[30 - shown :]
     assert any("(--verbose shows more)" in line for line in story) is (shown == 20)
