@@ -75,6 +75,12 @@ def pytest_configure(config: pytest.Config) -> None:
         # A process that took a dead one's place would collect other files than it did.
         if config.pluginmanager.hasplugin("xdist"):
             config.option.maxworkerrestart = "0"
+        # A process that is given a file that is not there would run nothing, and the others pass.
+        gone = [
+            one for one in config.args if not Path(config.invocation_params.dir, one.split("::")[0]).exists()
+        ]
+        if gone:
+            raise pytest.UsageError(f"there is no {', '.join(gone)}")
         return
     number, count = int(config.workerinput["workerid"].removeprefix("gw")), config.workerinput["workercount"]
     given: dict[str, list[str]] = {}  # file -> what was typed of it
