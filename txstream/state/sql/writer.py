@@ -13,6 +13,7 @@ the same values, or values that the upsert then leaves alone.
 from __future__ import annotations
 
 import decimal
+import functools
 import math
 from collections.abc import Iterator
 from datetime import datetime
@@ -88,16 +89,20 @@ class TableWriter:
         due = update(self._table).where(flag == false(), time <= limit)
         connection.execute(due.ordered_values(*changes))
 
+    @functools.cached_property
+    def _changes(self) -> Table:
+        """The table of changes: one object, so that SQLAlchemy compiles what is written to it once."""
+        assert self.spec.state.changes is not None
+        return build_table(self.spec.state.changes, Semantics.OPAQUE, self._dialect)
+
     def keep_changes(self, connection: Connection, txid: int) -> None:
         """See `StateTransaction.keep_changes`."""
         state, columns = self.spec.state, self._table.c
-        assert state.changes is not None
         gone: Any = columns[REMOVED] if state.removed_by is not None else false()
         names = (*state.key_names, *state.shown_names)
         rows = select(columns[TXID_COLUMN], columns[TXID_COLUMN], *(columns[name] for name in names), gone)
-        kept = build_table(state.changes, Semantics.OPAQUE, self._dialect)
         here = rows.where(columns[TXID_COLUMN] == txid)
-        connection.execute(insert(kept).from_select([TXID_COLUMN, BATCH, *names, GONE], here))
+        connection.execute(insert(self._changes).from_select([TXID_COLUMN, BATCH, *names, GONE], here))
 
     def remove_expired(self, connection: Connection, horizon: int, most: int, answered: Touch) -> None:
         """See `StateTransaction.remove_expired`."""
