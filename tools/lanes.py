@@ -72,8 +72,8 @@ def run(lane: str, arguments: Sequence[str], files: Sequence[str], report: Path)
         str(PROCESSES),
         "-m",
         LANES[lane],
-        "--report-to",
-        str(report),
+        # In one word, or pytest takes a report that is already there for the path of a test.
+        f"--report-to={report}",
         # No percentages: each process has a collection of its own.
         "-o",
         "console_output_style=classic",
