@@ -82,7 +82,7 @@ def test_what_this_wheel_declares_can_be_loaded() -> None:
 def test_nothing_several_and_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [EntryPoint("twice", "json:loads", "a.group"), EntryPoint("twice", "json:dumps", "a.group")]
     points.append(EntryPoint("broken", "json:there_is_none", "a.group"))
-    monkeypatch.setattr(entry_points, "entry_points", lambda *, group: points)
+    monkeypatch.setattr(entry_points, "_points", lambda group: points)
     assert entry_points.load("a.group", "none", "thing") is None
     with pytest.raises(UsageError, match="each have a thing; uninstall all but one"):
         entry_points.load("a.group", "twice", "thing")
@@ -108,7 +108,7 @@ def test_a_strangers_package_watches_every_run(
     (tmp_path / "watching.py").write_text(WATCHING)
     monkeypatch.syspath_prepend(tmp_path)
     own = EntryPoint("noting", "watching:watcher", entry_points.WATCHERS)
-    monkeypatch.setattr(entry_points, "entry_points", lambda *, group: [own] if group == own.group else [])
+    monkeypatch.setattr(entry_points, "_points", lambda group: [own] if group == own.group else [])
     topology: Any = SimpleNamespace(id="word-count")
     (told,) = _installed(topology)
     timing: Any = SimpleNamespace(txid=7)
@@ -123,7 +123,7 @@ def test_a_strangers_companion_runs_beside_what_it_is_made_for(monkeypatch: pyte
         return f"beside {leading.topology.id}" if leading.topology.id == "words" else None
 
     own: Any = SimpleNamespace(name="own", group=entry_points.COMPANIONS, load=lambda: companion)
-    monkeypatch.setattr(entry_points, "entry_points", lambda *, group: [own] if group == own.group else [])
+    monkeypatch.setattr(entry_points, "_points", lambda group: [own] if group == own.group else [])
     topology: Any = SimpleNamespace(id="words")
     nothing: Any = None
     leading = Leading(topology, nothing, [], nothing, lambda: Txid(1))

@@ -125,7 +125,7 @@ def test_a_format_that_cannot_be_used_says_what_to_install(monkeypatch: pytest.M
             KafkaSource("orders", decode=Decode("avro", unseen))
     group = entry_points.VALUE_FORMATS
     points = [EntryPoint("tsv", "there_is_no:Tsv [fast]", group), EntryPoint("odd", "builtins:repr", group)]
-    monkeypatch.setattr(entry_points, "entry_points", lambda *, group: points)
+    monkeypatch.setattr(entry_points, "_points", lambda group: points)
     with pytest.raises(ServiceUnavailableError, match=r"'tsv' of a package .* 'a package\[fast\]'"):
         KafkaSource("orders", decode=Decode(key_format="tsv"))
     with pytest.raises(UsageError, match="'odd' answered with str, which is no ValueFormat"):

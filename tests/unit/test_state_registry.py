@@ -58,9 +58,7 @@ def mine(unique: str) -> Iterator[str]:
 def installed(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
     """The entry points of installed packages: SQL dialects, and what a test adds."""
     points = list(found_points(group=entry_points.SQL_DIALECTS))
-    monkeypatch.setattr(
-        entry_points, "entry_points", lambda *, group: tuple(p for p in points if p.group == group)
-    )
+    monkeypatch.setattr(entry_points, "_points", lambda group: tuple(p for p in points if p.group == group))
     return points
 
 

@@ -7,6 +7,8 @@ is asked for.
 
 from __future__ import annotations
 
+import sys
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
@@ -62,7 +64,7 @@ and returns a `Watcher`, or None if it has nothing to do."""
 
 def names(group: str) -> list[str]:
     """Return the names that installed packages have in a group, sorted, each once."""
-    return sorted({point.name for point in entry_points(group=group)})
+    return sorted({point.name for point in _points(group)})
 
 
 def every(group: str, what: str) -> list[Any]:
@@ -76,7 +78,7 @@ def load(group: str, name: str, what: str) -> Any:
     Raises UsageError if several packages have one, and ServiceUnavailableError if it cannot be loaded, with
     what to install.
     """
-    points = [point for point in entry_points(group=group) if point.name == name]
+    points = [point for point in _points(group) if point.name == name]
     if len(points) > 1:
         packages = ", ".join(sorted(_package(point) for point in points))
         raise UsageError(f"{packages} each have a {what}; uninstall all but one")
@@ -91,6 +93,17 @@ def load(group: str, name: str, what: str) -> Any:
                 f"install what it needs{extras}"
             ) from error
     return None
+
+
+def _points(group: str) -> list[EntryPoint]:
+    return list(_installed(tuple(sys.path)).select(group=group))
+
+
+@cache
+def _installed(_path: tuple[str, ...]) -> Any:
+    """Return what the folders of `sys.path` have. Without the cache, 20 lookups of a command read every
+    installed package 20 times: a tenth of a second."""
+    return entry_points()
 
 
 def _package(point: EntryPoint) -> str:
