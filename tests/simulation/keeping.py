@@ -33,8 +33,8 @@ from txstream.plugins.proof.simulation.chances import Chances
 from txstream.plugins.proof.simulation.driver import SimulatedDriver
 from txstream.plugins.proof.simulation.program import Program
 from txstream.plugins.proof.simulation.world import FAULTS, WrongResultError
-from txstream.state.dead_letters import DEAD
 from txstream.state.records import COMMITTED
+from txstream.state.stored_letters import DEAD
 from txstream.zookeeper import Kind, OperatorRequests
 from txstream.zookeeper.paths import ROOT, Paths
 

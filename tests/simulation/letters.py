@@ -61,8 +61,8 @@ from txstream.plugins.proof.simulation.world import FAULTS, ON_SQLITE, WrongResu
 from txstream.plugins.proof.stores import layout
 from txstream.plugins.proof.stores.merging import Key
 from txstream.state import StateBackend
-from txstream.state.dead_letters import DEAD, StoredDeadLetter, retried_in
 from txstream.state.records import COMMITTED
+from txstream.state.stored_letters import DEAD, StoredDeadLetter, retried_in
 from txstream.zookeeper import Kind, OperatorRequests
 from txstream.zookeeper.paths import ROOT, Paths
 

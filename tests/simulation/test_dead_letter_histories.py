@@ -20,7 +20,7 @@ from simulation.letters import (
     simulate_letters,
 )
 from txstream.core.semantics import Semantics
-from txstream.state.dead_letters import DEAD
+from txstream.state.stored_letters import DEAD
 
 FEW_SEEDS = 1
 MOST_SEEDS = 300

@@ -18,7 +18,7 @@ from support.states import Rig, word_table
 from unit.test_dead_letter_rows import WHEN, letter, retried, write
 
 from txstream import inspect
-from txstream.cli import dead_letters, status
+from txstream.cli import letter_commands, status
 from txstream.cli.main import main
 from txstream.core.dead_letters import DeadLetter
 from txstream.core.errors import UsageError
@@ -27,7 +27,7 @@ from txstream.inspect import source
 from txstream.inspect.source import SourceNow
 from txstream.settings import Settings
 from txstream.state import open_database
-from txstream.state.dead_letters import retried_in
+from txstream.state.stored_letters import retried_in
 
 Tell = Callable[..., str]
 
@@ -171,7 +171,7 @@ def test_export_refuses(tell: Tell, out: str) -> None:
 
 def test_drop(tell: Tell, bad: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     zookeeper = MemoryZooKeeper()
-    monkeypatch.setattr(dead_letters, "open_zookeeper", zookeeper.opened)
+    monkeypatch.setattr(letter_commands, "open_zookeeper", zookeeper.opened)
     assert "there is no terminal to ask at" in tell("dead-letters", "drop", "words", status=2)
     assert bad.database.dead_letters("words")
     assert "ZooKeeper" in tell("dead-letters", "drop", "words", "--yes", status=2)

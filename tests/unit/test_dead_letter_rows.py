@@ -19,7 +19,7 @@ from txstream.core.errors import CorruptStateError, TxstreamError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.plugins.proof.stores.memory import forget
-from txstream.state.dead_letters import PLACE_LENGTH, place_of
+from txstream.state.stored_letters import PLACE_LENGTH, place_of
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 LARGE = 3_000_000

@@ -24,10 +24,10 @@ from txstream.core.transaction import AttemptId, Epoch, TransactionAttempt, Txid
 from txstream.inspect import overview, source
 from txstream.inspect.source import SourceNow
 from txstream.plugins.audit import fsck_run
+from txstream.plugins.compare.attempts import Made, Timeline
 from txstream.plugins.compare.command import Comparison, _tell
 from txstream.plugins.compare.run import Outcome
 from txstream.plugins.compare.schedule import Fault, Injector
-from txstream.plugins.compare.timeline import Made, Timeline
 from txstream.plugins.notebook.attempt_chart import Fate
 from txstream.zookeeper import FAILING, ROOT, WAITING, Paths
 from txstream.zookeeper.candidates import candidate_data

@@ -29,7 +29,7 @@ from txstream import (
     Tuple,
 )
 from txstream.api.spouts import SpoutContext
-from txstream.cli import dead_letters, operate
+from txstream.cli import letter_commands, operate
 from txstream.cli.main import main
 from txstream.core.batch_metas import BatchMetas, MetaCodec
 from txstream.core.dead_letters import DeadLetter, LetterKey
@@ -291,7 +291,7 @@ def drop(rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     """Type `dead-letters drop`, and return its exit status and what it says."""
     zookeeper = MemoryZooKeeper()
     zookeeper.memory = rig.test._control._world.tree
-    monkeypatch.setattr(dead_letters, "open_zookeeper", zookeeper.opened)
+    monkeypatch.setattr(letter_commands, "open_zookeeper", zookeeper.opened)
     capsys.readouterr()
     asked = ["--database", rig.urls[0], "--zookeeper", "127.0.0.1:1"]
     status = main(["dead-letters", "drop", "words", "--yes", *asked])

@@ -244,7 +244,7 @@ COMMIT = (
     Guard(
         "5.3",
         "dead letters are counted once they are written",
-        "txstream/state/sql/dead_letters.py",
+        "txstream/state/sql/letter_table.py",
         "    if found != rows:\n",
         "    if False:\n",
         f"{proofs.WRITTEN}::test_dead_letters",

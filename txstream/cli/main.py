@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from txstream.cli import administration, dead_letters, describe, inspection, operate, run
+from txstream.cli import administration, describe, inspection, letter_commands, operate, run
 from txstream.cli.context import print_error
 from txstream.cli.options import ALL_OPTIONS
 from txstream.cli.secret_flags import off_the_command_line
@@ -60,7 +60,7 @@ def _root(
 
 def _add_commands() -> None:
     """Add the commands of txstream's kernel, and what installed packages have, its own among them."""
-    for room in (run, describe, operate, inspection, dead_letters, administration):
+    for room in (run, describe, operate, inspection, letter_commands, administration):
         room.register(app)
     for name in names(COMMANDS):
         try:

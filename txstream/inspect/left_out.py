@@ -19,7 +19,7 @@ from txstream.inspect.records import MissingDatabase
 if TYPE_CHECKING:
     from txstream.inspect.snapshot import Snapshot
     from txstream.state import StateBackend
-    from txstream.state.dead_letters import StoredDeadLetter
+    from txstream.state.stored_letters import StoredDeadLetter
 
 _TIME = pa.timestamp("us", tz="UTC")
 SCHEMA: Final = pa.schema(
@@ -148,7 +148,7 @@ def newest_left_out(topology_id: str, databases: Sequence[StateBackend]) -> Left
 
 def number_dead(topology_id: str, databases: Iterable[StateBackend]) -> int:
     """Return how many records were left out and not retried since."""
-    from txstream.state.dead_letters import DEAD
+    from txstream.state.stored_letters import DEAD
 
     return sum(number for (_, status), number in _counts(topology_id, databases) if status == DEAD)
 

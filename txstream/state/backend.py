@@ -23,9 +23,9 @@ from txstream.core.errors import StateTableError, UsageError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import AttemptId, Txid
 from txstream.state.commit_protocol import StateTransaction, TopologyStates
-from txstream.state.dead_letters import DEAD, StoredDeadLetter
 from txstream.state.reading import StateReading
 from txstream.state.records import BatchRecord, FenceRow, TableSpec, TopologyLife
+from txstream.state.stored_letters import DEAD, StoredDeadLetter
 
 
 class StateBackend(ABC):

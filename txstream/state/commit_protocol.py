@@ -43,7 +43,6 @@ from txstream.core.errors import ProgressMismatchError
 from txstream.core.fault_points import Point, Reached
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import FIRST_TXID, AttemptId, TransactionAttempt, Txid
-from txstream.state.dead_letters import DeadLetterTransaction
 from txstream.state.fence_rules import shown_attempt
 from txstream.state.records import (
     COMMITTED,
@@ -55,6 +54,7 @@ from txstream.state.records import (
     TableSpec,
     TopologyLife,
 )
+from txstream.state.stored_letters import DeadLetterTransaction
 
 if TYPE_CHECKING:
     from txstream.state.backend import StateBackend

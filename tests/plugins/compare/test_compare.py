@@ -36,6 +36,7 @@ from txstream.core.errors import BatchFailedError, PartitionUnavailableError
 from txstream.core.fault_points import CrashError, Point
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.examples import accounts, word_count
+from txstream.plugins.compare.attempts import Made, Timeline
 from txstream.plugins.compare.command import _topologies
 from txstream.plugins.compare.report import (
     Column,
@@ -54,7 +55,6 @@ from txstream.plugins.compare.report import (
 )
 from txstream.plugins.compare.run import Outcome, Rows
 from txstream.plugins.compare.schedule import SCHEDULES, Fault, Injector, load_schedule
-from txstream.plugins.compare.timeline import Made, Timeline
 from txstream.plugins.compare.truth import _decoded, _OnlyTheSourceKnowsError, _row, folded_truth
 from txstream.plugins.notebook.attempt_chart import Fate
 from txstream.plugins.proof.simulation.determinism import NotDeterministicError

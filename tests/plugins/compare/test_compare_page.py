@@ -18,11 +18,11 @@ from txstream.core.errors import PartitionUnavailableError
 from txstream.core.fault_points import CrashError, Point
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.examples import word_count
+from txstream.plugins.compare.attempts import Made, Timeline
 from txstream.plugins.compare.page import charts, html
 from txstream.plugins.compare.report import columns_of, figures, true_totals
 from txstream.plugins.compare.run import Outcome
 from txstream.plugins.compare.schedule import SCHEDULES, Fault, Injector
-from txstream.plugins.compare.timeline import Made, Timeline
 from txstream.plugins.notebook.attempt_chart import Chart, Fate
 
 FAULTS = (*SCHEDULES["partition"], Fault("crash", 8))

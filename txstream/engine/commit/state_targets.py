@@ -22,7 +22,7 @@ from txstream.engine.batch.shares import TableDeltas
 from txstream.engine.states.bindings import Bindings, StateBinding
 from txstream.engine.states.worker_databases import StorePlace
 from txstream.state import StateBackend, TableSpec, TopologyStates, place_of
-from txstream.state.dead_letters import refuse_store
+from txstream.state.stored_letters import refuse_store
 
 DEFAULT_CONNECT_TIMEOUT_SECONDS = 10.0
 

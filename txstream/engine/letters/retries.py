@@ -18,7 +18,7 @@ from txstream.core.errors import CorruptStateError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid
 from txstream.state import StateBackend, TopologyStates
-from txstream.state.dead_letters import DEAD, StoredDeadLetter, retried_in
+from txstream.state.stored_letters import DEAD, StoredDeadLetter, retried_in
 
 MOST_LETTERS: Final = 100
 """Of one batch. They travel with its work order."""

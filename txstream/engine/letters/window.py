@@ -21,8 +21,8 @@ from txstream.core.errors import TooManyDeadLettersError
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.core.wording import counted
 from txstream.state import BatchRecord, StateBackend
-from txstream.state.dead_letters import place_of
 from txstream.state.records import COMMITTED
+from txstream.state.stored_letters import place_of
 
 RECORDS: Final = 10_000
 AGE: Final = timedelta(minutes=10)

@@ -10,7 +10,7 @@ from txstream.core.wording import counted
 from txstream.inspect.ledgers import standing_rows
 from txstream.inspect.records import Finding, Severity
 from txstream.inspect.snapshot import Snapshot
-from txstream.state.dead_letters import retried_in
+from txstream.state.stored_letters import retried_in
 
 
 def done_in(snapshot: Snapshot) -> int:

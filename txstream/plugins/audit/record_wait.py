@@ -20,7 +20,7 @@ from txstream.core.transaction import Txid
 from txstream.inspect.databases import Databases, UnknownTopologyError, topology_databases
 from txstream.inspect.ledgers import COMMITTED, part_of, range_of, rewound_to
 from txstream.settings import Settings
-from txstream.state.dead_letters import DEAD, place_of, retried_in
+from txstream.state.stored_letters import DEAD, place_of, retried_in
 
 if TYPE_CHECKING:
     from txstream.state import BatchRecord, StateBackend

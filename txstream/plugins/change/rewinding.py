@@ -48,12 +48,12 @@ from txstream.plugins.change.savepoints import (
 from txstream.plugins.change.swap_command import settle as settle_swap
 from txstream.settings import Settings
 from txstream.state import BatchRecord, StateDatabase, TopologyLife, TopologyStates
-from txstream.state.dead_letters import DEAD
 from txstream.state.declarations import Owner, declared_spec
 from txstream.state.records import COMMITTED
 from txstream.state.sql import tables as state_tables
 from txstream.state.sql.database import PreparedStatements, SqlTransaction
 from txstream.state.sql.framework_tables import dead_letter
+from txstream.state.stored_letters import DEAD
 from txstream.zookeeper import Identity, Progress, ProgressStore
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from txstream.plugins.change.forks import shadow
 from txstream.plugins.change.renaming import Pair
 from txstream.plugins.change.rewinding import REWIND
 from txstream.state import BatchRecord, StateDatabase
-from txstream.state.dead_letters import DEAD
 from txstream.state.declarations import declared_spec
 from txstream.state.sql import tables as state_tables
 from txstream.state.sql.framework_tables import dead_letter
+from txstream.state.stored_letters import DEAD
 
 SWAP: Final = "swap"
 """The kind of a ledger row, in its details: as `path`, and with what was swapped under this name."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from txstream.api.state import SqlTable
 from txstream.core.wording import counted, shown
+from txstream.plugins.compare.attempts import Made
 from txstream.plugins.compare.run import Outcome, Rows
-from txstream.plugins.compare.timeline import Made
 from txstream.plugins.notebook.attempt_chart import Fate, Range
 
 if TYPE_CHECKING:

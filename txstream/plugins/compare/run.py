@@ -22,8 +22,8 @@ from txstream.engine.letters.retry_policy import WARM_UP_SECONDS
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Driver
 from txstream.engine.start.run_services import RunServices, source_context
+from txstream.plugins.compare.attempts import Timeline
 from txstream.plugins.compare.schedule import Fault, Injector
-from txstream.plugins.compare.timeline import Timeline
 from txstream.plugins.local.local_runner import InProcessRunner
 from txstream.plugins.proof.simulation.variant import Positions, clipped, fixed_end, is_reached
 from txstream.settings import Settings

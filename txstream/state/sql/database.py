@@ -28,13 +28,12 @@ from txstream.core.errors import (
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.state.backend import StateBackend
 from txstream.state.commit_protocol import StateTransaction
-from txstream.state.dead_letters import StoredDeadLetter
 from txstream.state.records import BatchRecord, BatchStatus, FenceRow, TableSpec, TopologyLife
 from txstream.state.sql import (
-    dead_letters,
     fence,
     framework_tables as revisions,
     ledger,
+    letter_table,
     tables as state_tables,
 )
 from txstream.state.sql.dialect import Touch
@@ -48,6 +47,7 @@ from txstream.state.sql.ledger import LedgerWriter
 from txstream.state.sql.sessions import Sessions
 from txstream.state.sql.sql_reading import SqlStateReading
 from txstream.state.sql.urls import dialect_of
+from txstream.state.stored_letters import StoredDeadLetter
 
 if TYPE_CHECKING:
     from txstream.state.sql.writer import TableWriter
@@ -156,15 +156,15 @@ class SqlTransaction(StateTransaction):
         self, attempt: TransactionAttempt, letters: Sequence[DeadLetter], when: datetime
     ) -> None:
         life = self._life.topology, self._life.uuid
-        dead_letters.insert(self._connection, *life, attempt.txid, attempt.attempt, letters, when)
+        letter_table.insert(self._connection, *life, attempt.txid, attempt.attempt, letters, when)
         self._answered()
 
     def undo_dead_letters(self, txid: Txid) -> None:
-        dead_letters.undo(self._connection, self._life.topology, self._life.uuid, txid)
+        letter_table.undo(self._connection, self._life.topology, self._life.uuid, txid)
         self._answered()
 
     def mark_retried(self, keys: Sequence[LetterKey], txid: Txid) -> None:
-        dead_letters.mark_retried(self._connection, self._life.topology, self._life.uuid, keys, txid)
+        letter_table.mark_retried(self._connection, self._life.topology, self._life.uuid, keys, txid)
         self._answered()
 
     @contextlib.contextmanager
@@ -400,22 +400,22 @@ class StateDatabase(StateBackend):
     def dead_letters(
         self, topology: str, *, whole: bool = True, key: LetterKey | None = None
     ) -> list[StoredDeadLetter]:
-        read = dead_letters.read
+        read = letter_table.read
         return self._read(
             "the dead letters", lambda connection: read(connection, topology, whole=whole, key=key), []
         )
 
     def dead_letter_counts(self, topology: str) -> dict[tuple[Txid, str], int]:
         return self._read(
-            "the dead letters", lambda connection: dead_letters.counts(connection, topology), {}
+            "the dead letters", lambda connection: letter_table.counts(connection, topology), {}
         )
 
     def late_letters(self, topology: str) -> int:
-        return self._read("the dead letters", lambda connection: dead_letters.late(connection, topology), 0)
+        return self._read("the dead letters", lambda connection: letter_table.late(connection, topology), 0)
 
     def drop_dead_letters(self, topology: str, keys: Sequence[LetterKey]) -> int:
         with self.sessions.writing(f"dropping dead letters of topology {topology!r}") as (connection, _):
-            return dead_letters.drop(connection, topology, keys)
+            return letter_table.drop(connection, topology, keys)
 
     # --- reading ------------------------------------------------------------------------------------
 

@@ -45,9 +45,9 @@ from sqlalchemy import (
 
 import txstream
 from txstream.core.errors import SchemaRevisionError
-from txstream.state.dead_letters import PLACE_LENGTH
 from txstream.state.declarations import TABLE_LENGTH
 from txstream.state.records import SchemaDamagedError
+from txstream.state.stored_letters import PLACE_LENGTH
 
 if TYPE_CHECKING:
     from alembic.config import Config

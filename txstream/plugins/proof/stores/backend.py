@@ -35,7 +35,7 @@ from txstream.core.errors import (
 )
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
-from txstream.plugins.proof.stores import dead_letters, layout
+from txstream.plugins.proof.stores import layout, store_letters
 from txstream.plugins.proof.stores.layout import Transaction
 from txstream.plugins.proof.stores.merging import RowRules, can_keep, grower, keys_of, rows_of, to_table
 from txstream.plugins.proof.stores.store_reading import StoreReading
@@ -43,10 +43,10 @@ from txstream.state import declarations, fence_rules
 from txstream.state.backend import StateBackend
 from txstream.state.changes import added_values, committed_in_part
 from txstream.state.commit_protocol import StateTransaction
-from txstream.state.dead_letters import StoredDeadLetter
 from txstream.state.declarations import Owner, declared_spec, refuse_other_declaration
 from txstream.state.reading import StateReading
 from txstream.state.records import COMMITTED, BatchRecord, BatchStatus, FenceRow, TableSpec, TopologyLife
+from txstream.state.stored_letters import StoredDeadLetter
 from txstream.state.values import check_key_values, prepare
 
 FORMAT = 1
@@ -216,15 +216,15 @@ class StoreBackend(StateBackend):
         self, topology: str, *, whole: bool = True, key: LetterKey | None = None
     ) -> list[StoredDeadLetter]:
         with self.transaction() as here:
-            return dead_letters.read(here, topology, key)
+            return store_letters.read(here, topology, key)
 
     def dead_letter_counts(self, topology: str) -> dict[tuple[Txid, str], int]:
         with self.transaction() as here:
-            return dead_letters.counts(here, topology)
+            return store_letters.counts(here, topology)
 
     def drop_dead_letters(self, topology: str, keys: Sequence[LetterKey]) -> int:
         with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-            return dead_letters.drop(here, topology, lambda _, key: key in keys)
+            return store_letters.drop(here, topology, lambda _, key: key in keys)
 
     # --- the commit ---------------------------------------------------------------------------------
 
@@ -363,7 +363,7 @@ class StoreBackend(StateBackend):
             for key, row in list(here.scan(layout.ledger_space(topology))):
                 if uuid in (None, row["uuid"]):
                     here.put(layout.ledger_space(topology), key, None)
-            dead_letters.drop(here, topology, lambda owner, _: uuid in (None, owner))
+            store_letters.drop(here, topology, lambda owner, _: uuid in (None, owner))
             if drop_state:
                 for _, value in list(here.scan("table")):
                     owner = Owner(*value)
@@ -421,13 +421,13 @@ class _Adapter(StateTransaction):
     def write_dead_letters(
         self, attempt: TransactionAttempt, letters: Sequence[DeadLetter], when: datetime
     ) -> None:
-        dead_letters.write(self._here, self._life, attempt, letters, when)
+        store_letters.write(self._here, self._life, attempt, letters, when)
 
     def undo_dead_letters(self, txid: Txid) -> None:
-        dead_letters.undo(self._here, self._life, txid)
+        store_letters.undo(self._here, self._life, txid)
 
     def mark_retried(self, keys: Sequence[LetterKey], txid: Txid) -> None:
-        dead_letters.mark_retried(self._here, self._life, keys, txid)
+        store_letters.mark_retried(self._here, self._life, keys, txid)
 
 
 def _grow_tables(here: Transaction, tables: Sequence[TableSpec], unfinished: Txid | None) -> list[str]:

@@ -1,7 +1,7 @@
 """The table `txstream_dead_letter`: the records that batches leave out, each with its bytes and its error.
 
 Invariant: a topology's life has one row per txid and place; a second one breaks the primary key and with it
-the commit. Rows of one life are never touched for another. The invariants of `state.dead_letters` hold
+the commit. Rows of one life are never touched for another. The invariants of `state.stored_letters` hold
 because each function here is part of the transaction that commits or undoes a batch.
 
 There is no index beside the key: a batch has few dead letters, and short columns come first, so that rows are
@@ -30,9 +30,9 @@ from sqlalchemy import (
 from txstream.core.dead_letters import DeadLetter, LetterKey
 from txstream.core.errors import LateRecordError
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
-from txstream.state.dead_letters import DEAD, StoredDeadLetter, cleaned, not_dead, place_of, retried_in
 from txstream.state.sql.errors import rows_missing
 from txstream.state.sql.framework_tables import dead_letter
+from txstream.state.stored_letters import DEAD, StoredDeadLetter, cleaned, not_dead, place_of, retried_in
 
 _HEAVY = ("key", "value", "headers", "traceback")
 _MOST_KEYS = 100  # in one question

@@ -1,4 +1,4 @@
-"""Dead letters in a `StoreBackend`: what `state.dead_letters` promises, over get, put and scan."""
+"""Dead letters in a `StoreBackend`: what `state.stored_letters` promises, over get, put and scan."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from txstream.core.errors import CorruptStateError
 from txstream.core.transaction import TransactionAttempt, Txid
 from txstream.plugins.proof.stores import layout
 from txstream.plugins.proof.stores.layout import Transaction
-from txstream.state.dead_letters import DEAD, StoredDeadLetter, cleaned, not_dead, place_of, retried_in
 from txstream.state.records import TopologyLife
+from txstream.state.stored_letters import DEAD, StoredDeadLetter, cleaned, not_dead, place_of, retried_in
 
 
 def write(
