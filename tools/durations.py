@@ -18,11 +18,19 @@ def recorded(path: Path = DURATIONS) -> dict[str, dict[str, tuple[int, float]]]:
 
 
 def record(
-    lane: str, files: Mapping[str, tuple[int, float]], path: Path = DURATIONS, root: Path = ROOT
+    lane: str,
+    files: Mapping[str, tuple[int, float]],
+    path: Path = DURATIONS,
+    root: Path = ROOT,
+    *,
+    whole: bool = False,
 ) -> None:
-    """Note what each file took. Files that did not run keep their notes, files that are gone lose them."""
+    """Note what each file took. Files that are gone lose their notes, and so do, after a run of the whole
+    lane, those that have no test in it any more: the process that is given one would have less to do."""
     notes = recorded(path)
-    notes[lane] |= {file: (cases, round(seconds, 1)) for file, (cases, seconds) in files.items()}
+    notes[lane] = ({} if whole else notes[lane]) | {
+        file: (cases, round(seconds, 1)) for file, (cases, seconds) in files.items()
+    }
     lanes = []
     for name, took in notes.items():
         lines = [

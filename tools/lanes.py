@@ -99,18 +99,21 @@ def main(typed: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = given.report_to or Path(folder, "report.json")
         status = run(given.lane, arguments, files, path)
-        took = json.loads(path.read_text(encoding="utf-8"))["files"] if path.exists() else {}
+        report = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    took, ended = report.get("files", {}), sorted(report.get("ended", {}).values())
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     lines, good = Budget.read().judge(took) if given.lane == "gate" else ([], True)
     print(*lines, sep="\n")
     print(
-        f"{given.lane}: {time.monotonic() - began:.0f} s, {used.ru_utime + used.ru_stime:.0f} CPU seconds",
+        f"{given.lane}: {time.monotonic() - began:.0f} s, {used.ru_utime + used.ru_stime:.0f} CPU seconds; "
+        f"its processes were done after {', '.join(f'{seconds:.0f}' for seconds in ended)} s",
         flush=True,
     )
     if left:
         print(f"{len(left)} more files prove what was changed; `make soak` runs them:", *left, sep="\n  ")
     if given.record and took:
-        record("gate" if given.lane == "gate" else "long", took)
+        whole = given.lane != "affected" and not arguments
+        record("gate" if given.lane == "gate" else "long", took, whole=whole)
     return status or (0 if good else 1)
 
 

@@ -39,6 +39,8 @@ def test_what_ran_is_noted_and_what_is_gone_is_forgotten(tmp_path: Path) -> None
         (tmp_path / name).touch()
     durations.record("gate", {"new.py": (3, 1.234)}, notes, tmp_path)
     assert json.loads(notes.read_text()) == {"gate": {"kept.py": [2, 2.0], "new.py": [3, 1.2]}, "long": {}}
+    durations.record("gate", {"new.py": (3, 1.234)}, notes, tmp_path, whole=True)
+    assert json.loads(notes.read_text()) == {"gate": {"new.py": [3, 1.2]}, "long": {}}
 
 
 def test_the_nearest_come_first_and_the_time_is_kept() -> None:

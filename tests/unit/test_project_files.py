@@ -302,7 +302,7 @@ SLOW, UNIT = "tests/integration/test_a.py::test_x[1]", "tests/unit/test_b.py::te
 
 def test_what_failed_is_written_with_its_first_failure(tmp_path: Path) -> None:
     tests = (
-        "import pytest\n\n"
+        "import time\nimport pytest\n\ntime.sleep(0.2)  # collecting it takes time\n\n"
         "@pytest.fixture\ndef late():\n    yield\n    raise ValueError('taken down')\n\n"
         "@pytest.mark.parametrize('n', [1, 2])\n"
         "def test_a(n, late):\n    assert n == 1, 'not one'\n\n"
@@ -314,7 +314,8 @@ def test_what_failed_is_written_with_its_first_failure(tmp_path: Path) -> None:
         written = json.loads(report.read_text(encoding="utf-8"))
         assert written["status"] == 1
         ((file, (cases, seconds)),) = written["files"].items()
-        assert (file.endswith("test_it.py"), cases, seconds > 0) == (True, 3, True)
+        assert (file.endswith("test_it.py"), cases, seconds > 0.2) == (True, 3, True)
+        assert [seconds > 0.2 for seconds in written["ended"].values()] == [True]
         one, two = written["failed"].items()
         assert one[0].endswith("test_it.py::test_a[1]")
         assert "taken down" in one[1]
