@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,115 +10,42 @@ from typing import Any
 
 import pytest
 from support.saved_rigs import BOTH, SPOUTS
+from support.swap_rigs import (
+    MORE,
+    REMOVABLE,
+    WORDS,
+    Mirror,
+    Pair,
+    begin,
+    removed_rows_and_changes_go_along,
+    running,
+    truth,
+)
 
 from txstream import inspect
-from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.reducers import Count, Sum
 from txstream.api.spouts import OpaqueSpout
-from txstream.api.state import SqlState
-from txstream.bolts.sql import SqlStateBolt
-from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import CorruptStateError, ProgressMismatchError, StaleAttemptError, UsageError
 from txstream.core.transaction import AttemptId
-from txstream.engine.start.driver import Driver
-from txstream.plugins.change import rewind_command, swap_command, swapping
+from txstream.plugins.change import swapping
 from txstream.plugins.change.savepoints import opened
-from txstream.plugins.change.swapping import Side, Swapped, swap_in
-from txstream.plugins.proof.zookeeper_tree import MemoryProgress
-from txstream.plugins.testing import driver as testing_driver
-from txstream.settings import Settings
-from txstream.spouts.memory import MemoryRange, MemorySpout
-from txstream.testing import TopologyTest
+from txstream.spouts.memory import MemorySpout
 
 
 class Died(BaseException):
     """As when the process is killed."""
 
 
-class Pair:
-    """Words counted in two databases, and a fork of that which counts them twice as much."""
-
-    def __init__(self, folder: Path, source: MemorySpout) -> None:
-        self.source = source
-        self.files = [folder / f"{name}.db" for name in ("first", "second")]
-        self.urls = [f"sqlite:///{file}" for file in self.files]
-        self.settings = Settings(database=self.urls[0])
-        self.tests: dict[str, TopologyTest] = {}
-
-    def code(
-        self, name: str, spout: Any, *, suffix: str = "", weight: int = 1, records: int = 2
-    ) -> TransactionalTopologyBuilder:
-        builder = TransactionalTopologyBuilder(name, "words", spout(self.source, max_batch_records=records))
-        for number, url in enumerate(self.urls):
-            table = f"words_{number}{suffix}"
-            state = SqlState(table, key="word string", value="n bigint", index_txid=number == 0, url=url)
-            bolt = SqlStateBolt(state, n=Count() if weight == 1 else Sum("number"))
-            builder.set_committer_bolt(f"store{number}", bolt).fields_grouping("words", "word")
-        return builder
-
-    def start(self, name: str, spout: Any, **options: Any) -> TopologyTest:
-        test = self.tests[name] = TopologyTest(self.code(name, spout, **options), database=self.urls[0])
-        test.__enter__()
-        return test
-
-    def go_on(self, spout: Any = OpaqueSpout, *, weight: int) -> None:
-        """Run the topology with this code, in the same ZooKeeper."""
-        self.tests["words"].restart(self.code("words", spout, weight=weight))
-        self.tests["words"].run()
-
-    def side(self, name: str) -> Side:
-        with contextlib.suppress(UsageError):  # it does not run
-            self.tests[name].crash()
-        codec = MetaCodec(MemoryRange)
-        store = MemoryProgress(self.tests[name]._control.driver._world.tree, name, codec)
-        identity = store.read_identity()
-        assert identity is not None
-        return Side(identity, store, codec)
-
-    def swap(self, **options: Any) -> Swapped:
-        sides = self.side("words"), self.side("new")
-        with opened("words", self.settings) as databases:
-            return swap_in(*sides, "new", databases, **options)
-
-    def rows(self, number: int, table: str) -> dict[str, tuple[int, int]]:
-        with sqlite3.connect(self.files[number]) as connection:
-            query = f'SELECT word, n, txid FROM "{table}"'
-            return {word: (n, txid) for word, n, txid in connection.execute(query)}
-
-    def totals(self, suffix: str = "") -> list[dict[str, int]]:
-        tables = ((number, f"words_{number}{suffix}") for number in (0, 1))
-        return [{word: n for word, (n, _) in self.rows(*one).items()} for one in tables]
-
-    def ledger(self, number: int) -> list[tuple[int, str, dict[str, Any]]]:
-        with sqlite3.connect(self.files[number]) as connection:
-            query = "SELECT txid, status, details FROM txstream_batch WHERE topology = 'words' ORDER BY txid"
-            rows = connection.execute(query).fetchall()
-        return [(txid, status, json.loads(details or "{}").get("swap")) for txid, status, details in rows]
-
-
-WORDS = [("a", 2), ("b", 2), ("a", 2)]
-MORE = [("c", 2), ("a", 2), ("d", 2)]
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    return [tmp_path / f"{name}.db" for name in ("first", "second")]
 
 
 @pytest.fixture
-def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    settlers = [rewind_command.settle, swap_command.settle]
-    monkeypatch.setattr(testing_driver, "Driver", partial(Driver, settlers=settlers))
+def pair(files: list[Path]) -> Iterator[Pair]:
     with MemorySpout("word string, number bigint", {"words/0": WORDS}) as source:
-        made = Pair(tmp_path, source)
-        yield made
-        for test in made.tests.values():
-            test.close()
-
-
-def truth(words: str, weight: int = 1) -> list[dict[str, int]]:
-    return [{word: n * weight for word, n in Counter(words).items()}] * 2
-
-
-def begin(pair: Pair, spout: Any = OpaqueSpout, records: int = 1) -> None:
-    """The topology has counted, and the fork too, with more batches than it."""
-    pair.start("words", spout).run()
-    pair.start("new", spout, suffix="__new", weight=2, records=records).run()
+        made = Pair([f"sqlite:///{file}" for file in files], source)
+        with running(made):
+            yield made
 
 
 @BOTH
@@ -146,14 +70,14 @@ def test_the_forks_rows_take_the_names_and_go_back_again(pair: Pair, spout: str)
     assert pair.totals() == truth("abacad"), "what came since the swap is read again"
 
 
-def test_what_hangs_on_the_name_goes_with_it(pair: Pair) -> None:
+def test_what_hangs_on_the_name_goes_with_it(pair: Pair, files: list[Path]) -> None:
     begin(pair)
-    with sqlite3.connect(pair.files[0]) as file:
+    with sqlite3.connect(files[0]) as file:
         file.execute("CREATE INDEX by_n ON words_0 (n)")
         file.execute("CREATE VIEW most AS SELECT word FROM words_0 ORDER BY n DESC LIMIT 1")
 
     def hung() -> list[tuple[str, str]]:
-        with sqlite3.connect(pair.files[0]) as file:
+        with sqlite3.connect(files[0]) as file:
             query = "SELECT name, tbl_name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
             assert file.execute("SELECT word FROM most").fetchall() == [("a",)]
             return sorted(file.execute(query))
@@ -164,6 +88,14 @@ def test_what_hangs_on_the_name_goes_with_it(pair: Pair) -> None:
     pair.swap(back=True)
     assert hung() == [("by_n", live), (f"ix_{before}_txid", before), (f"ix_{live}_txid", live)]
     pair.go_on(weight=1)
+
+
+@BOTH
+def test_removed_rows_and_changes_to_a_topic_go_along(files: list[Path], spout: str) -> None:
+    with MemorySpout("word string, number bigint, gone boolean", {"words/0": REMOVABLE}) as source:
+        pair = Mirror([f"sqlite:///{file}" for file in files], source)
+        with running(pair):
+            removed_rows_and_changes_go_along(pair, spout)
 
 
 STEPS = [
@@ -304,15 +236,15 @@ def test_those_who_look_back_count_nothing_of_before(pair: Pair) -> None:
     assert inspect.replay(pair.tests["words"].topology, 2, pair.settings).same is not None
 
 
-def test_what_is_in_the_way_is_named(pair: Pair) -> None:
+def test_what_is_in_the_way_is_named(pair: Pair, files: list[Path]) -> None:
     begin(pair)
-    with sqlite3.connect(pair.files[1]) as file:
+    with sqlite3.connect(files[1]) as file:
         file.execute("CREATE TRIGGER told AFTER INSERT ON words_1 BEGIN SELECT 1; END")
     with pytest.raises(UsageError, match="trigger told on words_1; nothing was changed"):
         pair.swap()
     with pytest.raises(UsageError, match="nothing is kept of one"):
         pair.swap(back=True)
-    with sqlite3.connect(pair.files[1]) as file:
+    with sqlite3.connect(files[1]) as file:
         file.execute("DROP TRIGGER told")
     pair.swap()
     assert pair.swap().txid == 3, "the same command once more: it is done"
@@ -326,5 +258,5 @@ def test_what_is_in_the_way_is_named(pair: Pair) -> None:
             with database.sessions.writing("dropping") as (connection, _):
                 dropped = swapping.drop_kept_in(connection, "words")
             assert dropped == [f"words_{number}__before_new"]
-    with sqlite3.connect(pair.files[0]) as file:
+    with sqlite3.connect(files[0]) as file:
         assert not file.execute("SELECT * FROM sqlite_master WHERE name LIKE '%before%'").fetchall()

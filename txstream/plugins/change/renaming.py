@@ -11,16 +11,18 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import Column, Connection, Index, MetaData, Table, inspect, text
 from sqlalchemy.exc import DBAPIError
 
+from txstream.api.state import ROWS_SUFFIX
 from txstream.core.backoff import Backoff
 from txstream.core.errors import UsageError
 from txstream.state import FenceLockedError
+from txstream.state.declarations import Owner
 from txstream.state.sql import tables as state_tables
 from txstream.state.sql.dialect import StateDialect
 from txstream.state.sql.errors import one_line
@@ -40,6 +42,16 @@ class Pair:
     name: str
     incoming: str | None = None
     kept: str | None = None
+    shown: Mapping[str, Any] | None = None
+    """Of a table with `removed_by`, its declaration: the names are views, of rows in tables beside them."""
+
+    @property
+    def stored(self) -> Pair:
+        """The tables that have the rows."""
+        if self.shown is None:
+            return self
+        names = (self.name, self.incoming, self.kept)
+        return Pair(*(None if one is None else f"{one}{ROWS_SUFFIX}" for one in names))  # type: ignore[arg-type]
 
     @property
     def moves(self) -> list[tuple[str, str]]:
@@ -50,6 +62,7 @@ class Pair:
 
 def hindrances(connection: Connection, dialect: StateDialect, pairs: Sequence[Pair]) -> list[str]:
     """Return what keeps these tables from changing places, a phrase each."""
+    pairs = [pair.stored for pair in pairs]
     names = [pair.name for pair in pairs if pair.kept is not None]
     if dialect.name == "sqlite":
         query = "SELECT tbl_name, 'trigger ' || name FROM sqlite_master WHERE type = 'trigger'"
@@ -82,10 +95,23 @@ def change_places(connection: Connection, dialect: StateDialect, pairs: Sequence
 
     Raises UsageError for a view that cannot follow.
     """
+    shown = [pair for pair in pairs if pair.shown is not None]
+    # The view of the live rows stays, as any other that hangs on their table: it has its own grants.
+    for pair in shown:
+        for view in [pair.incoming] if pair.incoming is not None else [pair.name]:
+            try:
+                connection.execute(state_tables.DropView(view))
+            except DBAPIError as error:
+                raise _cannot_follow(f"what uses view {view}", one_line(error.orig or error)) from error
+    stored = [pair.stored for pair in pairs]
     if dialect.name == "sqlite":
-        _in_sqlite(connection, pairs)
+        _in_sqlite(connection, stored)
     else:
-        _in_postgresql(connection, pairs, suffix)
+        _in_postgresql(connection, stored, suffix)
+    for pair in shown:
+        for view in [pair.name] if pair.kept is None else [pair.kept]:
+            rows = state_tables.declared_table(Owner(view, "", "", dict(pair.shown or {})), dialect)
+            connection.execute(state_tables.CreateView(view, rows))
 
 
 def _rename(connection: Connection, old: str, new: str, kind: str = "TABLE") -> None:

@@ -35,8 +35,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, MetaData, Table, delete, update
-from sqlalchemy.sql import quoted_name
+from sqlalchemy import Connection, delete, update
 
 from txstream.core.batch_metas import to_json
 from txstream.core.errors import IdentityMismatchError, ProgressMismatchError, UsageError
@@ -52,12 +51,21 @@ from txstream.plugins.audit.recover_from_ledgers import elected
 from txstream.plugins.change import kept, renaming
 from txstream.plugins.change.forks import fork_of
 from txstream.plugins.change.kept import OLD, Kept
-from txstream.plugins.change.ownership import forget_fork, own, renumber
+from txstream.plugins.change.ownership import forget_fork, own, renumber, tell_changes
 from txstream.plugins.change.rewinding import places
-from txstream.plugins.change.savepoints import sql_database, sql_databases
-from txstream.plugins.change.swap_plan import Swap, live_name, pairs_in, pairs_of, refuse, refuse_behind
+from txstream.plugins.change.savepoints import learned_by, sql_database, sql_databases
+from txstream.plugins.change.swap_plan import (
+    Swap,
+    live_name,
+    pairs_in,
+    pairs_of,
+    refuse,
+    refuse_behind,
+    staying,
+)
 from txstream.settings import Settings
 from txstream.state import BatchRecord, StateDatabase, TopologyLife, TopologyStates
+from txstream.state.declarations import Owner
 from txstream.state.records import COMMITTED
 from txstream.state.sql import fence, tables as state_tables
 from txstream.state.sql.database import PreparedStatements, SqlTransaction
@@ -172,7 +180,7 @@ def swap_in(
     if newest is not None and (newest.fork, newest.back) == (fork_id, back) and done and not is_there:
         return _told(mine, newest, databases)  # this command has done it, and was killed
     if back:
-        planned = _back(mine, fork_id, progress, done)
+        planned = _back(mine, fork_id, progress, done, databases)
     else:
         if theirs is None or not is_there:
             raise UsageError(f"there is no fork {fork_id!r} of topology {topology_id!r}")
@@ -262,9 +270,8 @@ def drop_kept_in(connection: Connection, topology_id: str, fork_id: str | None =
     dropped = []
     for fork, one in kept.read(connection, topology_id).items():
         if fork_id in (None, fork):
-            for stored, _ in one.tables.values():
-                Table(quoted_name(stored, quote=True), MetaData()).drop(connection, checkfirst=True)
-                dropped.append(stored)
+            owners = [Owner(stored, "", "", dict(declared)) for stored, declared in one.tables.values()]
+            dropped += state_tables.drop_tables(connection, owners)
             kept.forget(connection, topology_id, fork)
     return dropped
 
@@ -344,9 +351,11 @@ def _forward(mine: Side, theirs: Side, progress: Progress, databases: Sequence[S
     old = mine.codec.encode(progress.batches[last].metas)
     new = theirs.codec.encode(reached.batches[theirs_last].metas)
     refuse_behind(mine.topology, fork, old, new)
-    names = tuple(sorted(live_name(table, fork) for table in theirs.identity.tables))
+    names = [live_name(table, fork) for table in theirs.identity.tables]
+    names = tuple(sorted({*names, *staying(databases, mine.topology, names)}))
     horizons = {live_name(name, fork): time for name, time in part_of(new, "horizons").items()}
     metas = places({**new, "horizons": horizons})
+    learned = {live_name(one, fork): told for one, told in learned_by(fork, theirs_last, databases).items()}
     return Swap(
         fork,
         theirs.identity.uuid,
@@ -358,10 +367,13 @@ def _forward(mine: Side, theirs: Side, progress: Progress, databases: Sequence[S
         tuple(mine.identity.tables),
         metas,
         places(old),
+        learned,
     )
 
 
-def _back(mine: Side, fork: str, progress: Progress, done: Mapping[str, Kept]) -> Swap:
+def _back(
+    mine: Side, fork: str, progress: Progress, done: Mapping[str, Kept], databases: Sequence[StateDatabase]
+) -> Swap:
     if not done or {one.which for one in done.values()} != {OLD}:
         why = "was gone back already" if done else "nothing is kept of one"
         raise UsageError(f"topology {mine.topology!r} cannot go back before a swap with {fork!r}: {why}")
@@ -379,6 +391,7 @@ def _back(mine: Side, fork: str, progress: Progress, done: Mapping[str, Kept]) -
         tuple(mine.identity.tables),
         one.metas,
         places(now),
+        learned_by(mine.topology, one.txid, databases),
     )
 
 
@@ -441,6 +454,7 @@ def _swap_one(
         before = kept.read(connection, life.topology).get(fork)
         renaming.change_places(connection, dialect, pairs, f"__before_{fork}")
         answered()
+        tell_changes(connection, dialect, pairs, owners, mine.txid)
         own(connection, life, planned, pairs, owners, before)
         forget_fork(connection, fork, planned)
         connection.execute(delete(dead_letter).where(dead_letter.c.topology == life.topology))
