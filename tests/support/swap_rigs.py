@@ -24,6 +24,7 @@ from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import UsageError
 from txstream.engine.start.driver import Driver
 from txstream.plugins.change import rewind_command, swap_command, swapping
+from txstream.plugins.change.rewinding import Rewound, rewind_in
 from txstream.plugins.change.savepoints import opened
 from txstream.plugins.change.swapping import Side, Swapped, swap_in
 from txstream.plugins.proof.zookeeper_tree import MemoryProgress
@@ -35,6 +36,23 @@ from txstream.testing import TopologyTest
 WORDS = [("a", 2), ("b", 2), ("a", 2)]
 REMOVABLE = [("a", 1, False), ("b", 1, False), ("a", 2, False), ("b", 3, True)]
 MORE = [("c", 2), ("a", 2), ("d", 2)]
+
+
+class Died(BaseException):
+    """As when the process is killed."""
+
+
+@contextlib.contextmanager
+def dies_at(step: str) -> Iterator[None]:
+    """Let a swap end at a step, as if it was killed there."""
+
+    def reached(name: str) -> None:
+        if name == step:
+            raise Died
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(swapping, "_reached", reached)
+        yield
 
 
 class Pair:
@@ -79,6 +97,11 @@ class Pair:
         sides = self.side("words"), self.side("new")
         with opened("words", self.settings) as databases:
             return swap_in(*sides, "new", databases, **options)
+
+    def rewind(self, to: str) -> Rewound:
+        side = self.side("words")
+        with opened("words", self.settings) as databases:
+            return rewind_in("words", to, side.identity, side.store, databases, side.codec)
 
     def asked(self, number: int, query: str) -> list[tuple[Any, ...]]:
         """Ask a database, without us."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,11 @@ from support.swap_rigs import (
     MORE,
     REMOVABLE,
     WORDS,
+    Died,
     Mirror,
     Pair,
     begin,
+    dies_at,
     removed_rows_and_changes_go_along,
     running,
     truth,
@@ -29,10 +30,6 @@ from txstream.core.transaction import AttemptId
 from txstream.plugins.change import swapping
 from txstream.plugins.change.savepoints import opened
 from txstream.spouts.memory import MemorySpout
-
-
-class Died(BaseException):
-    """As when the process is killed."""
 
 
 @pytest.fixture
@@ -108,9 +105,7 @@ STEPS = [
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("by", ["start", "command"])
-def test_a_swap_that_dies_is_finished_or_not_begun(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, step: str, back: bool, by: str
-) -> None:
+def test_a_swap_that_dies_is_finished_or_not_begun(pair: Pair, step: str, back: bool, by: str) -> None:
     begin(pair)
     if back:
         pair.swap()
@@ -118,10 +113,8 @@ def test_a_swap_that_dies_is_finished_or_not_begun(
         pair.go_on(weight=2)
     before, after = (truth("abacad", 2), truth("aba")) if back else (truth("aba"), truth("aba", 2))
     txid = pair.ledger(0)[-1][0] + 1
-    with monkeypatch.context() as patch:
-        patch.setattr(swapping, "_reached", partial(_die_at, step))
-        with pytest.raises(Died):
-            pair.swap(back=back)
+    with dies_at(step), pytest.raises(Died):
+        pair.swap(back=back)
     begun = STEPS.index(step) >= STEPS.index("database 0 swapped")
     if not begun:
         assert pair.totals() == before
@@ -141,11 +134,6 @@ def test_a_swap_that_dies_is_finished_or_not_begun(
     assert pair.totals() == truth("abacade" if back else "abae", weight)
     txids = [one for one, _, _ in pair.ledger(0)]
     assert txids == list(range(1, len(txids) + 1)), "a txid is never used again"
-
-
-def _die_at(step: str, name: str) -> None:
-    if name == step:
-        raise Died
 
 
 def test_a_fork_that_is_behind_is_refused_and_one_that_is_ahead_is_not(pair: Pair) -> None:

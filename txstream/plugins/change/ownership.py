@@ -46,7 +46,8 @@ def tell_changes(
     owners: Mapping[str, Owner],
     txid: Txid,
 ) -> None:
-    """Let the topics that follow a table (`changes_to`) hear which rows a swap has changed or removed."""
+    """Let the topics that follow a table (`changes_to`) hear which rows a swap will have changed or removed.
+    The names have not changed places yet."""
     outboxes = {one.declaration["copies"]: one for one in owners.values() if one.declaration.get("copies")}
     for pair in pairs:
         if pair.name not in outboxes or pair.kept is None or pair.incoming is None:
@@ -58,7 +59,7 @@ def tell_changes(
             state_tables.rows_there(
                 state_tables.declared_table(Owner(one, "", "", declared), dialect)
             ).subquery(side)
-            for one, side in ((pair.name, "now_rows"), (pair.kept, "then_rows"))
+            for one, side in ((pair.incoming, "now_rows"), (pair.name, "then_rows"))
         )
         same_key = and_(*(now.c[name] == then.c[name] for name in state.key_names))
         others = [now.c[name].is_distinct_from(then.c[name]) for name in state.shown_names]

@@ -4,7 +4,8 @@ Steps. 1. Lead both, claim an epoch of each, raise every fence; settle what was 
 the fork is at or past the topology's place in every partition, and that nothing hangs on the old tables that
 could not follow. 3. The identity in ZooKeeper names only the tables that both have, so that either code can
 start from here on; drop the plans that nothing has committed. 4. In each database one transaction, under both
-fences, forgets the fork, lets the names change places, and writes the topology's ledger row. 5. Progress
+fences, forgets the fork, lets the names change places, and writes the topology's ledger row (where a renaming
+commits by itself, that comes after it: see renaming_later.py). 5. Progress
 advances as after any batch, the identity names the new tables, and the fork goes from ZooKeeper.
 
 Invariants. As a rewind, the swap is the batch of the txid that would commit next, and the first transaction
@@ -48,7 +49,7 @@ from txstream.inspect.ledgers import part_of
 from txstream.inspect.plain_metas import codec_of
 from txstream.plugins.audit.rebuilt_progress import rebuild
 from txstream.plugins.audit.recover_from_ledgers import elected
-from txstream.plugins.change import kept, renaming
+from txstream.plugins.change import kept, renaming, renaming_later
 from txstream.plugins.change.forks import fork_of
 from txstream.plugins.change.kept import OLD, Kept
 from txstream.plugins.change.ownership import forget_fork, own, renumber, tell_changes
@@ -237,7 +238,8 @@ def settle(unsettled: Unsettled) -> None:
     if told is None or planned is None or unsettled.store.load().current < told.txid:
         return
     rows = [one.last_batch() for one in unsettled.states]
-    if len({row and (row.txid, row.attempt, row.status) for row in rows}) > 1:
+    is_apart = len({row and (row.txid, row.attempt, row.status) for row in rows}) > 1
+    if is_apart or any(row is not None and renaming_later.MOVES in row.details for row in rows):
         _swap_everywhere(unsettled.states, planned, told.txid, unsettled.fence, unsettled.identity)
     stored = unsettled.store.read_identity()
     if stored is not None and unsettled.store.load().current == told.txid:
@@ -411,6 +413,8 @@ def _swap_everywhere(
             kept_identity = kept_of(replace(identity, tables=planned.names), states)
             mine = TransactionAttempt(txid, _decided(states, txid) or attempt)
             _swap_one(sql_database(one.store), one.life, planned, mine, attempt, kept_identity)
+            _reached(f"database {number} recorded")
+        renaming_later.finish(sql_database(one.store), one.last_batch(), planned.fork, _reached)
         _reached(f"database {number} swapped")
 
 
@@ -432,6 +436,12 @@ def _swap_one(
     now = datetime.now(UTC)
     dialect, fork = database.sessions.dialect, planned.fork
     doing = f"swapping {life.topology!r} with {fork!r}"
+    moves: dict[str, Any] = {}
+    if not renaming.undoes_renaming(dialect):
+        pairs = pairs_of(database, life.topology, planned)
+        renaming_later.prepare(database, pairs, fork)
+        moves = {renaming_later.MOVES: [[one.name, one.incoming, one.kept, one.shown] for one in pairs]}
+        _reached("prepared")
     with database.sessions.writing(doing, patient=True) as (connection, answered):
         here = SqlTransaction(life, PreparedStatements(database.sessions), connection, answered)
         here.hold_fence(held)
@@ -452,9 +462,11 @@ def _swap_one(
                 rows += renumber(connection, stored, mine.txid)
                 answered()
         before = kept.read(connection, life.topology).get(fork)
-        renaming.change_places(connection, dialect, pairs, f"__before_{fork}")
-        answered()
         tell_changes(connection, dialect, pairs, owners, mine.txid)
+        answered()
+        if renaming.undoes_renaming(dialect):
+            renaming.change_places(connection, dialect, pairs, f"__before_{fork}")
+            answered()
         own(connection, life, planned, pairs, owners, before)
         forget_fork(connection, fork, planned)
         connection.execute(delete(dead_letter).where(dead_letter.c.topology == life.topology))
@@ -478,7 +490,7 @@ def _swap_one(
                 now,
                 datetime.now(UTC),
                 None,
-                planned.details(),
+                planned.details() | moves,
             )
         )
         _reached("inside")
