@@ -193,7 +193,7 @@ def _declared_otherwise(
 ) -> list[str]:
     """Return of which tables the columns must be the same as before, and are not."""
     owners = {one.table: one for topology in ids for one in state_tables.owned_by(connection, topology)}
-    declared = {name: one.declaration for name, one in owners.items()}
+    declared: dict[str, Mapping[str, Any]] = {name: one.declaration for name, one in owners.items()}
     for stored, declaration in _kept_tables(connection, ids[0], planned).values():
         declared.setdefault(stored, declaration)
     copied = {copied_by(one) for one in owners.values()}

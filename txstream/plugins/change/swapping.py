@@ -353,8 +353,8 @@ def _forward(mine: Side, theirs: Side, progress: Progress, databases: Sequence[S
     old = mine.codec.encode(progress.batches[last].metas)
     new = theirs.codec.encode(reached.batches[theirs_last].metas)
     refuse_behind(mine.topology, fork, old, new)
-    names = [live_name(table, fork) for table in theirs.identity.tables]
-    names = tuple(sorted({*names, *staying(databases, mine.topology, names)}))
+    live = [live_name(table, fork) for table in theirs.identity.tables]
+    names = tuple(sorted({*live, *staying(databases, mine.topology, live)}))
     horizons = {live_name(name, fork): time for name, time in part_of(new, "horizons").items()}
     metas = places({**new, "horizons": horizons})
     learned = {live_name(one, fork): told for one, told in learned_by(fork, theirs_last, databases).items()}
