@@ -31,6 +31,7 @@ from txstream.plugins.proof.zookeeper_tree import MemoryProgress
 from txstream.plugins.testing import driver as testing_driver
 from txstream.settings import Settings
 from txstream.spouts.memory import MemoryRange, MemorySpout
+from txstream.state import StateDatabase
 from txstream.testing import TopologyTest
 
 WORDS = [("a", 2), ("b", 2), ("a", 2)]
@@ -62,6 +63,7 @@ class Pair:
         self.source, self.urls = source, list(urls)
         self.settings = Settings(database=self.urls[0])
         self.tests: dict[str, TopologyTest] = {}
+        self.databases: Sequence[StateDatabase] = ()
 
     def code(
         self, name: str, spout: Any, *, suffix: str = "", weight: int = 1, records: int = 2
@@ -96,11 +98,13 @@ class Pair:
     def swap(self, **options: Any) -> Swapped:
         sides = self.side("words"), self.side("new")
         with opened("words", self.settings) as databases:
+            self.databases = databases
             return swap_in(*sides, "new", databases, **options)
 
     def rewind(self, to: str) -> Rewound:
         side = self.side("words")
         with opened("words", self.settings) as databases:
+            self.databases = databases
             return rewind_in("words", to, side.identity, side.store, databases, side.codec)
 
     def asked(self, number: int, query: str) -> list[tuple[Any, ...]]:

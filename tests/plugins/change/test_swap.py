@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,16 @@ from support.swap_rigs import (
 
 from txstream import inspect
 from txstream.api.spouts import OpaqueSpout
-from txstream.core.errors import CorruptStateError, ProgressMismatchError, StaleAttemptError, UsageError
+from txstream.core.errors import (
+    CorruptStateError,
+    ProgressMismatchError,
+    ServiceUnavailableError,
+    StaleAttemptError,
+    UsageError,
+)
 from txstream.core.transaction import AttemptId
-from txstream.plugins.change import swapping
-from txstream.plugins.change.savepoints import opened
+from txstream.plugins.change import rewinding, swapping
+from txstream.plugins.change.savepoints import create_savepoint, opened
 from txstream.spouts.memory import MemorySpout
 
 
@@ -113,6 +120,8 @@ def test_a_swap_that_dies_is_finished_or_not_begun(pair: Pair, step: str, back: 
         pair.go_on(weight=2)
     before, after = (truth("abacad", 2), truth("aba")) if back else (truth("aba"), truth("aba", 2))
     txid = pair.ledger(0)[-1][0] + 1
+    identity = pair.side("new").identity
+    pair.side("words").store.beside("new").create_identity(identity)
     with dies_at(step), pytest.raises(Died):
         pair.swap(back=back)
     begun = STEPS.index(step) >= STEPS.index("database 0 swapped")
@@ -127,6 +136,10 @@ def test_a_swap_that_dies_is_finished_or_not_begun(pair: Pair, step: str, back: 
     else:
         pair.tests["words"].restart(pair.code("words", OpaqueSpout, weight=weight))
     assert pair.totals() == (after if begun else before)
+    if by == "start" and not back:
+        left = pair.side("words").store.beside("new").read_identity()
+        assert (left is None) == begun, "ZooKeeper forgets the fork"
+        pair.tests["words"].restart(pair.code("words", OpaqueSpout, weight=weight))
     swaps = [[one for one, _, told in pair.ledger(number) if told] for number in (0, 1)]
     assert [one[-1:] for one in swaps] == ([[txid]] * 2 if begun else [[3] if back else []] * 2)
     pair.source.append("words/0", ("e", 2))
@@ -134,6 +147,52 @@ def test_a_swap_that_dies_is_finished_or_not_begun(pair: Pair, step: str, back: 
     assert pair.totals() == truth("abacade" if back else "abae", weight)
     txids = [one for one, _, _ in pair.ledger(0)]
     assert txids == list(range(1, len(txids) + 1)), "a txid is never used again"
+
+
+def test_nothing_is_changed_while_a_database_is_away_and_later_all_is(
+    pair: Pair, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = files[1].with_suffix(".away")
+
+    def leave(step: str = "database 0 swapped") -> None:
+        if step in ("database 0 swapped", "database 0 put back"):
+            for one in pair.databases:
+                one.sessions.close()
+            files[1].rename(away)
+            files[1].mkdir()  # opening it is refused
+
+    def come_back() -> None:
+        files[1].rmdir()
+        away.rename(files[1])
+
+    begin(pair)
+    create_savepoint("words", "monday", pair.settings)
+    pair.source.append("words/0", *MORE)
+    for name in ("words", "new"):
+        pair.tests[name].run()
+    leave()
+    for command in (pair.swap, partial(pair.rewind, "monday")):
+        with pytest.raises(ServiceUnavailableError):
+            command()
+    come_back()
+    assert (pair.totals(), len(pair.ledger(0))) == (truth("abacad"), 4)
+    for module, command, after, txid in (
+        (rewinding, partial(pair.rewind, "monday"), truth("aba"), 5),
+        (swapping, pair.swap, truth("abacad", 2), 8),
+    ):
+        before = pair.totals()
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_reached", leave)
+            with pytest.raises(ServiceUnavailableError):
+                command()
+        assert pair.ledger(0)[-1][0] == txid
+        come_back()
+        assert pair.totals() == [after[0], before[1]], "the databases are apart"
+        weight = 2 if module is swapping else 1
+        pair.tests["words"].restart(pair.code("words", OpaqueSpout, weight=weight))
+        assert pair.totals() == after, "the next start finishes it"
+        pair.tests["words"].run()
+        assert pair.totals() == truth("abacad", weight)
 
 
 def test_a_fork_that_is_behind_is_refused_and_one_that_is_ahead_is_not(pair: Pair) -> None:

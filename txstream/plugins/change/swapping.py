@@ -231,8 +231,9 @@ def swap_in(
     return told
 
 
-def settle(unsettled: Unsettled) -> None:
-    """Finish a swap that was broken off: every start calls this before it reads where the topology is."""
+def settle(unsettled: Unsettled, *, clears: bool = True) -> None:
+    """Finish a swap that was broken off: every start calls this before it reads where the topology is. With
+    `clears`, what ZooKeeper has of the fork goes; a command that leads the fork does that at its end."""
     told = _newest(unsettled.states)
     planned = Swap.of(told)
     if told is None or planned is None or unsettled.store.load().current < told.txid:
@@ -244,6 +245,11 @@ def settle(unsettled: Unsettled) -> None:
     stored = unsettled.store.read_identity()
     if stored is not None and unsettled.store.load().current == told.txid:
         unsettled.store.replace_identity(replace(stored, tables=planned.names))
+    if clears and not planned.back:
+        fork = unsettled.store.beside(planned.fork)
+        left = fork.read_identity()
+        if left is not None and left.uuid == planned.fork_uuid:
+            fork.delete_everything()
     tables = {spec.state.table for one in unsettled.states for spec in one.life.tables}
     if tables and (lacking := sorted({*planned.names} - tables)):
         raise IdentityMismatchError(
@@ -290,7 +296,7 @@ def _settle_all(unsettled: Unsettled) -> None:
     from txstream.plugins.change.rewinding import settle as settle_rewind
 
     settle_rewind(unsettled)
-    settle(unsettled)
+    settle(unsettled, clears=False)
 
 
 def _whole(side: Side, states: Sequence[TopologyStates]) -> Progress:
