@@ -260,6 +260,7 @@ def test_a_killed_swap_is_finished_or_not_begun(
             desk.run("m" if begun else "n")
             assert desk.totals() == desk.truth(weights["m" if begun else "n"]), step
             if begun:
+                assert name not in desk.launcher.run("topologies").stdout, "nothing is left of the fork"
                 back = desk.launcher.run("swap", unique, name, "--back", "--yes")
                 assert back.status == 0, back.stderr
                 assert desk.totals() == before, step

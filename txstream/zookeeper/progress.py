@@ -82,6 +82,10 @@ class ProgressStore:
                 )
             return Identity.decode(node.data, path)
 
+    def beside(self, topology_id: str) -> ProgressStore:
+        """Return the store of another topology in the same ZooKeeper."""
+        return ProgressStore(self._tree, Paths(self._paths.root, topology_id), self._codec)
+
     def create_identity(self, identity: Identity) -> Identity:
         """Store `identity` and an empty progress in one write, unless there is one. Return the stored one."""
         operations = [

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.saved_rigs import BOTH, SPOUTS, Check, SavedRig
+from support.windows import FIELDS, graph, metas, rows
 
 from txstream import DeadLetters, inspect
 from txstream.core.batch_metas import MetaCodec
@@ -25,7 +26,9 @@ from txstream.plugins.change.rewinding import Rewound, rewind_in
 from txstream.plugins.change.savepoints import create_savepoint, drop_savepoint, opened
 from txstream.plugins.proof.zookeeper_tree import MemoryProgress
 from txstream.plugins.testing import driver as testing_driver
+from txstream.settings import Settings
 from txstream.spouts.memory import MemoryRange, MemorySpout
+from txstream.testing import ManualClock, TopologyTest
 from txstream.zookeeper import Kind
 
 
@@ -184,6 +187,36 @@ def test_a_rewind_that_dies_is_finished_or_not_begun_at_the_next_start(
     assert totals(rig, 0) == totals(rig, 1) == truth()
     rewinds = [[txid for txid, _, told in ledger(rig, number) if told] for number in (0, 1)]
     assert rewinds == ([[5], [5]] if begun else [[], []])
+
+
+def test_windows_close_after_a_rewind_when_they_would_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(testing_driver, "Driver", partial(Driver, settlers=[settle]))
+    file, settings = tmp_path / "state.db", Settings(database=f"sqlite:///{tmp_path / 'state.db'}")
+
+    def watermarks() -> dict[int, Any]:
+        return {txid: one["horizons"]["clicks"]["watermark"] for txid, one in metas(file).items()}
+
+    with (
+        MemorySpout(FIELDS, {"p0": rows("p0", 0, 30)}) as source,
+        TopologyTest(graph(source), database=settings.database, clock=ManualClock(2e9)) as test,
+    ):
+        test.run()
+        create_savepoint("t", "monday", settings)
+        source.append("p0", *rows("p0", 200, 260))
+        test.run()
+        first = watermarks()[2]
+        assert first is not None, "by what batch 1 has told"
+        test.crash()
+        store = MemoryProgress(test._control.driver._world.tree, "t", MetaCodec(MemoryRange))
+        identity = store.read_identity()
+        assert identity is not None
+        with opened("t", settings) as databases:
+            done = rewind_in("t", "monday", identity, store, databases, MetaCodec(MemoryRange))
+        test.restart()
+        test.run()
+    assert watermarks()[done.txid + 1] == first
 
 
 def test_a_driver_of_before_writes_nothing_into_a_rewound_table(rig: SavedRig) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,115 +10,46 @@ from typing import Any
 
 import pytest
 from support.saved_rigs import BOTH, SPOUTS
+from support.swap_rigs import (
+    MORE,
+    REMOVABLE,
+    WORDS,
+    Died,
+    Mirror,
+    Pair,
+    begin,
+    dies_at,
+    removed_rows_and_changes_go_along,
+    running,
+    truth,
+)
 
 from txstream import inspect
-from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.reducers import Count, Sum
 from txstream.api.spouts import OpaqueSpout
-from txstream.api.state import SqlState
-from txstream.bolts.sql import SqlStateBolt
-from txstream.core.batch_metas import MetaCodec
-from txstream.core.errors import CorruptStateError, ProgressMismatchError, StaleAttemptError, UsageError
+from txstream.core.errors import (
+    CorruptStateError,
+    ProgressMismatchError,
+    ServiceUnavailableError,
+    StaleAttemptError,
+    UsageError,
+)
 from txstream.core.transaction import AttemptId
-from txstream.engine.start.driver import Driver
-from txstream.plugins.change import rewind_command, swap_command, swapping
-from txstream.plugins.change.savepoints import opened
-from txstream.plugins.change.swapping import Side, Swapped, swap_in
-from txstream.plugins.proof.zookeeper_tree import MemoryProgress
-from txstream.plugins.testing import driver as testing_driver
-from txstream.settings import Settings
-from txstream.spouts.memory import MemoryRange, MemorySpout
-from txstream.testing import TopologyTest
-
-
-class Died(BaseException):
-    """As when the process is killed."""
-
-
-class Pair:
-    """Words counted in two databases, and a fork of that which counts them twice as much."""
-
-    def __init__(self, folder: Path, source: MemorySpout) -> None:
-        self.source = source
-        self.files = [folder / f"{name}.db" for name in ("first", "second")]
-        self.urls = [f"sqlite:///{file}" for file in self.files]
-        self.settings = Settings(database=self.urls[0])
-        self.tests: dict[str, TopologyTest] = {}
-
-    def code(
-        self, name: str, spout: Any, *, suffix: str = "", weight: int = 1, records: int = 2
-    ) -> TransactionalTopologyBuilder:
-        builder = TransactionalTopologyBuilder(name, "words", spout(self.source, max_batch_records=records))
-        for number, url in enumerate(self.urls):
-            table = f"words_{number}{suffix}"
-            state = SqlState(table, key="word string", value="n bigint", index_txid=number == 0, url=url)
-            bolt = SqlStateBolt(state, n=Count() if weight == 1 else Sum("number"))
-            builder.set_committer_bolt(f"store{number}", bolt).fields_grouping("words", "word")
-        return builder
-
-    def start(self, name: str, spout: Any, **options: Any) -> TopologyTest:
-        test = self.tests[name] = TopologyTest(self.code(name, spout, **options), database=self.urls[0])
-        test.__enter__()
-        return test
-
-    def go_on(self, spout: Any = OpaqueSpout, *, weight: int) -> None:
-        """Run the topology with this code, in the same ZooKeeper."""
-        self.tests["words"].restart(self.code("words", spout, weight=weight))
-        self.tests["words"].run()
-
-    def side(self, name: str) -> Side:
-        with contextlib.suppress(UsageError):  # it does not run
-            self.tests[name].crash()
-        codec = MetaCodec(MemoryRange)
-        store = MemoryProgress(self.tests[name]._control.driver._world.tree, name, codec)
-        identity = store.read_identity()
-        assert identity is not None
-        return Side(identity, store, codec)
-
-    def swap(self, **options: Any) -> Swapped:
-        sides = self.side("words"), self.side("new")
-        with opened("words", self.settings) as databases:
-            return swap_in(*sides, "new", databases, **options)
-
-    def rows(self, number: int, table: str) -> dict[str, tuple[int, int]]:
-        with sqlite3.connect(self.files[number]) as connection:
-            query = f'SELECT word, n, txid FROM "{table}"'
-            return {word: (n, txid) for word, n, txid in connection.execute(query)}
-
-    def totals(self, suffix: str = "") -> list[dict[str, int]]:
-        tables = ((number, f"words_{number}{suffix}") for number in (0, 1))
-        return [{word: n for word, (n, _) in self.rows(*one).items()} for one in tables]
-
-    def ledger(self, number: int) -> list[tuple[int, str, dict[str, Any]]]:
-        with sqlite3.connect(self.files[number]) as connection:
-            query = "SELECT txid, status, details FROM txstream_batch WHERE topology = 'words' ORDER BY txid"
-            rows = connection.execute(query).fetchall()
-        return [(txid, status, json.loads(details or "{}").get("swap")) for txid, status, details in rows]
-
-
-WORDS = [("a", 2), ("b", 2), ("a", 2)]
-MORE = [("c", 2), ("a", 2), ("d", 2)]
+from txstream.plugins.change import rewinding, swapping
+from txstream.plugins.change.savepoints import create_savepoint, opened
+from txstream.spouts.memory import MemorySpout
 
 
 @pytest.fixture
-def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    settlers = [rewind_command.settle, swap_command.settle]
-    monkeypatch.setattr(testing_driver, "Driver", partial(Driver, settlers=settlers))
+def files(tmp_path: Path) -> list[Path]:
+    return [tmp_path / f"{name}.db" for name in ("first", "second")]
+
+
+@pytest.fixture
+def pair(files: list[Path]) -> Iterator[Pair]:
     with MemorySpout("word string, number bigint", {"words/0": WORDS}) as source:
-        made = Pair(tmp_path, source)
-        yield made
-        for test in made.tests.values():
-            test.close()
-
-
-def truth(words: str, weight: int = 1) -> list[dict[str, int]]:
-    return [{word: n * weight for word, n in Counter(words).items()}] * 2
-
-
-def begin(pair: Pair, spout: Any = OpaqueSpout, records: int = 1) -> None:
-    """The topology has counted, and the fork too, with more batches than it."""
-    pair.start("words", spout).run()
-    pair.start("new", spout, suffix="__new", weight=2, records=records).run()
+        made = Pair([f"sqlite:///{file}" for file in files], source)
+        with running(made):
+            yield made
 
 
 @BOTH
@@ -146,14 +74,14 @@ def test_the_forks_rows_take_the_names_and_go_back_again(pair: Pair, spout: str)
     assert pair.totals() == truth("abacad"), "what came since the swap is read again"
 
 
-def test_what_hangs_on_the_name_goes_with_it(pair: Pair) -> None:
+def test_what_hangs_on_the_name_goes_with_it(pair: Pair, files: list[Path]) -> None:
     begin(pair)
-    with sqlite3.connect(pair.files[0]) as file:
+    with sqlite3.connect(files[0]) as file:
         file.execute("CREATE INDEX by_n ON words_0 (n)")
         file.execute("CREATE VIEW most AS SELECT word FROM words_0 ORDER BY n DESC LIMIT 1")
 
     def hung() -> list[tuple[str, str]]:
-        with sqlite3.connect(pair.files[0]) as file:
+        with sqlite3.connect(files[0]) as file:
             query = "SELECT name, tbl_name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
             assert file.execute("SELECT word FROM most").fetchall() == [("a",)]
             return sorted(file.execute(query))
@@ -166,6 +94,14 @@ def test_what_hangs_on_the_name_goes_with_it(pair: Pair) -> None:
     pair.go_on(weight=1)
 
 
+@BOTH
+def test_removed_rows_and_changes_to_a_topic_go_along(files: list[Path], spout: str) -> None:
+    with MemorySpout("word string, number bigint, gone boolean", {"words/0": REMOVABLE}) as source:
+        pair = Mirror([f"sqlite:///{file}" for file in files], source)
+        with running(pair):
+            removed_rows_and_changes_go_along(pair, spout)
+
+
 STEPS = [
     *("checked", "identity narrowed", "plans dropped", "inside", "database 0 swapped", "database 1 swapped"),
     *("advanced", "identity replaced"),
@@ -176,9 +112,7 @@ STEPS = [
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("by", ["start", "command"])
-def test_a_swap_that_dies_is_finished_or_not_begun(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, step: str, back: bool, by: str
-) -> None:
+def test_a_swap_that_dies_is_finished_or_not_begun(pair: Pair, step: str, back: bool, by: str) -> None:
     begin(pair)
     if back:
         pair.swap()
@@ -186,10 +120,10 @@ def test_a_swap_that_dies_is_finished_or_not_begun(
         pair.go_on(weight=2)
     before, after = (truth("abacad", 2), truth("aba")) if back else (truth("aba"), truth("aba", 2))
     txid = pair.ledger(0)[-1][0] + 1
-    with monkeypatch.context() as patch:
-        patch.setattr(swapping, "_reached", partial(_die_at, step))
-        with pytest.raises(Died):
-            pair.swap(back=back)
+    identity = pair.side("new").identity
+    pair.side("words").store.beside("new").create_identity(identity)
+    with dies_at(step), pytest.raises(Died):
+        pair.swap(back=back)
     begun = STEPS.index(step) >= STEPS.index("database 0 swapped")
     if not begun:
         assert pair.totals() == before
@@ -202,6 +136,10 @@ def test_a_swap_that_dies_is_finished_or_not_begun(
     else:
         pair.tests["words"].restart(pair.code("words", OpaqueSpout, weight=weight))
     assert pair.totals() == (after if begun else before)
+    if by == "start" and not back:
+        left = pair.side("words").store.beside("new").read_identity()
+        assert (left is None) == begun, "ZooKeeper forgets the fork"
+        pair.tests["words"].restart(pair.code("words", OpaqueSpout, weight=weight))
     swaps = [[one for one, _, told in pair.ledger(number) if told] for number in (0, 1)]
     assert [one[-1:] for one in swaps] == ([[txid]] * 2 if begun else [[3] if back else []] * 2)
     pair.source.append("words/0", ("e", 2))
@@ -211,9 +149,50 @@ def test_a_swap_that_dies_is_finished_or_not_begun(
     assert txids == list(range(1, len(txids) + 1)), "a txid is never used again"
 
 
-def _die_at(step: str, name: str) -> None:
-    if name == step:
-        raise Died
+def test_nothing_is_changed_while_a_database_is_away_and_later_all_is(
+    pair: Pair, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = files[1].with_suffix(".away")
+
+    def leave(step: str = "database 0 swapped") -> None:
+        if step in ("database 0 swapped", "database 0 put back"):
+            for one in pair.databases:
+                one.sessions.close()
+            files[1].rename(away)
+            files[1].mkdir()  # opening it is refused
+
+    def come_back() -> None:
+        files[1].rmdir()
+        away.rename(files[1])
+
+    begin(pair)
+    create_savepoint("words", "monday", pair.settings)
+    pair.source.append("words/0", *MORE)
+    for name in ("words", "new"):
+        pair.tests[name].run()
+    leave()
+    for command in (pair.swap, partial(pair.rewind, "monday")):
+        with pytest.raises(ServiceUnavailableError):
+            command()
+    come_back()
+    assert (pair.totals(), len(pair.ledger(0))) == (truth("abacad"), 4)
+    for module, command, after, txid in (
+        (rewinding, partial(pair.rewind, "monday"), truth("aba"), 5),
+        (swapping, pair.swap, truth("abacad", 2), 8),
+    ):
+        before = pair.totals()
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_reached", leave)
+            with pytest.raises(ServiceUnavailableError):
+                command()
+        assert pair.ledger(0)[-1][0] == txid
+        come_back()
+        assert pair.totals() == [after[0], before[1]], "the databases are apart"
+        weight = 2 if module is swapping else 1
+        pair.tests["words"].restart(pair.code("words", OpaqueSpout, weight=weight))
+        assert pair.totals() == after, "the next start finishes it"
+        pair.tests["words"].run()
+        assert pair.totals() == truth("abacad", weight)
 
 
 def test_a_fork_that_is_behind_is_refused_and_one_that_is_ahead_is_not(pair: Pair) -> None:
@@ -304,15 +283,15 @@ def test_those_who_look_back_count_nothing_of_before(pair: Pair) -> None:
     assert inspect.replay(pair.tests["words"].topology, 2, pair.settings).same is not None
 
 
-def test_what_is_in_the_way_is_named(pair: Pair) -> None:
+def test_what_is_in_the_way_is_named(pair: Pair, files: list[Path]) -> None:
     begin(pair)
-    with sqlite3.connect(pair.files[1]) as file:
+    with sqlite3.connect(files[1]) as file:
         file.execute("CREATE TRIGGER told AFTER INSERT ON words_1 BEGIN SELECT 1; END")
     with pytest.raises(UsageError, match="trigger told on words_1; nothing was changed"):
         pair.swap()
     with pytest.raises(UsageError, match="nothing is kept of one"):
         pair.swap(back=True)
-    with sqlite3.connect(pair.files[1]) as file:
+    with sqlite3.connect(files[1]) as file:
         file.execute("DROP TRIGGER told")
     pair.swap()
     assert pair.swap().txid == 3, "the same command once more: it is done"
@@ -326,5 +305,5 @@ def test_what_is_in_the_way_is_named(pair: Pair) -> None:
             with database.sessions.writing("dropping") as (connection, _):
                 dropped = swapping.drop_kept_in(connection, "words")
             assert dropped == [f"words_{number}__before_new"]
-    with sqlite3.connect(pair.files[0]) as file:
+    with sqlite3.connect(files[0]) as file:
         assert not file.execute("SELECT * FROM sqlite_master WHERE name LIKE '%before%'").fetchall()

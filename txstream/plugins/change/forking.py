@@ -53,6 +53,7 @@ from txstream.plugins.change.savepoints import (
     copy_of,
     driver_rows,
     is_name,
+    learned_by,
     no_savepoint,
     saved,
     sql_database,
@@ -193,13 +194,8 @@ def _from_savepoint(original: Original, savepoint: str, name: str) -> Beginning:
     places = codec.decode(metas, f"savepoint {savepoint}").positions()
     horizons = {shadow(table, name): one for table, one in part_of(metas, "horizons").items()}
     first = BatchMetas(carried=dict(places), partitions={}, horizons=horizons)
-    rows = [one.batch(original.id, whole[savepoint].txid) for one in original.databases]
-    learned = {
-        shadow(table, name): one
-        for row in rows
-        if row is not None
-        for table, one in row.details.get("learned", {}).items()
-    }
+    known = learned_by(original.id, whole[savepoint].txid, original.databases)
+    learned = {shadow(table, name): one for table, one in known.items()}
     return Beginning(f"savepoint {savepoint}", Txid(whole[savepoint].txid + 1), first, parts, learned)
 
 

@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, Table, delete, update
+from sqlalchemy import (
+    Connection,
+    Table,
+    and_,
+    delete,
+    false,
+    insert,
+    literal,
+    or_,
+    select,
+    true,
+    update,
+)
 
-from txstream.api.state import TXID_COLUMN
+from txstream.api.state import BATCH, GONE, TXID_COLUMN
 from txstream.core.batch_metas import to_json
 from txstream.core.transaction import Txid
 from txstream.plugins.change import kept
@@ -15,14 +27,50 @@ from txstream.plugins.change.kept import NEW, OLD, Kept
 from txstream.plugins.change.renaming import Pair
 from txstream.plugins.change.swap_plan import Swap
 from txstream.state import TopologyLife
-from txstream.state.declarations import Owner
+from txstream.state.declarations import Owner, declared_spec
+from txstream.state.sql import tables as state_tables
+from txstream.state.sql.dialect import StateDialect
 from txstream.state.sql.framework_tables import batch, dead_letter, fence as fence_table, owned_table
 
 
 def renumber(connection: Connection, table: Table, txid: Txid) -> int:
     """Let a fork's rows be rows that this txid has created. Returns how many there are."""
-    made = {one: None for one in table.columns if "prev" in one.info or "prev_txid" in one.info}
+    made = {one: None for one in table.columns if {"prev", "prev_txid", "kept"} & one.info.keys()}
     return connection.execute(update(table).values({table.c[TXID_COLUMN]: txid, **made})).rowcount
+
+
+def tell_changes(
+    connection: Connection,
+    dialect: StateDialect,
+    pairs: Sequence[Pair],
+    owners: Mapping[str, Owner],
+    txid: Txid,
+) -> None:
+    """Let the topics that follow a table (`changes_to`) hear which rows a swap will have changed or removed.
+    The names have not changed places yet."""
+    outboxes = {one.declaration["copies"]: one for one in owners.values() if one.declaration.get("copies")}
+    for pair in pairs:
+        if pair.name not in outboxes or pair.kept is None or pair.incoming is None:
+            continue
+        box = state_tables.declared_table(outboxes[pair.name], dialect)
+        declared = owners[pair.name].declaration
+        state = declared_spec(owners[pair.name]).state
+        now, then = (
+            state_tables.rows_there(
+                state_tables.declared_table(Owner(one, "", "", declared), dialect)
+            ).subquery(side)
+            for one, side in ((pair.incoming, "now_rows"), (pair.name, "then_rows"))
+        )
+        same_key = and_(*(now.c[name] == then.c[name] for name in state.key_names))
+        others = [now.c[name].is_distinct_from(then.c[name]) for name in state.shown_names]
+        first, names = state.key_names[0], (*state.key_names, *state.shown_names)
+        for mine, other, differs, gone in (
+            (now, then, or_(then.c[first].is_(None), *others), false()),
+            (then, now, now.c[first].is_(None), true()),
+        ):
+            rows = select(literal(txid), literal(txid), *(mine.c[name] for name in names), gone)
+            rows = rows.select_from(mine.outerjoin(other, same_key)).where(differs)
+            connection.execute(insert(box).from_select([TXID_COLUMN, BATCH, *names, GONE], rows))
 
 
 def own(

@@ -11,16 +11,18 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import Column, Connection, Index, MetaData, Table, inspect, text
 from sqlalchemy.exc import DBAPIError
 
+from txstream.api.state import ROWS_SUFFIX
 from txstream.core.backoff import Backoff
 from txstream.core.errors import UsageError
 from txstream.state import FenceLockedError
+from txstream.state.declarations import Owner
 from txstream.state.sql import tables as state_tables
 from txstream.state.sql.dialect import StateDialect
 from txstream.state.sql.errors import one_line
@@ -28,8 +30,13 @@ from txstream.state.sql.errors import one_line
 _LOCKING_SECONDS: Final = 60.0
 _BACKOFF: Final = Backoff(first_seconds=0.05, longest_seconds=1.0)
 
-PLACES: Final = ("postgresql", "sqlite")
-"""The databases in which names change places: those that undo a renaming with its transaction."""
+PLACES: Final = ("postgresql", "sqlite", "mysql")
+"""The databases in which names change places."""
+
+
+def undoes_renaming(dialect: StateDialect) -> bool:
+    """Whether a renaming is part of the transaction; if not, `renaming_later` does it after that."""
+    return dialect.name != "mysql"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,16 @@ class Pair:
     name: str
     incoming: str | None = None
     kept: str | None = None
+    shown: Mapping[str, Any] | None = None
+    """Of a table with `removed_by`, its declaration: the names are views, of rows in tables beside them."""
+
+    @property
+    def stored(self) -> Pair:
+        """The tables that have the rows."""
+        if self.shown is None:
+            return self
+        names = (self.name, self.incoming, self.kept)
+        return Pair(*(None if one is None else f"{one}{ROWS_SUFFIX}" for one in names))  # type: ignore[arg-type]
 
     @property
     def moves(self) -> list[tuple[str, str]]:
@@ -50,6 +67,7 @@ class Pair:
 
 def hindrances(connection: Connection, dialect: StateDialect, pairs: Sequence[Pair]) -> list[str]:
     """Return what keeps these tables from changing places, a phrase each."""
+    pairs = [pair.stored for pair in pairs]
     names = [pair.name for pair in pairs if pair.kept is not None]
     if dialect.name == "sqlite":
         query = "SELECT tbl_name, 'trigger ' || name FROM sqlite_master WHERE type = 'trigger'"
@@ -60,10 +78,14 @@ def hindrances(connection: Connection, dialect: StateDialect, pairs: Sequence[Pa
             for one, name in connection.execute(text(f"{keys} WHERE m.type = 'table'"))
             if name in names
         ]
+    elif dialect.name == "mysql":
+        from txstream.plugins.change import renaming_later
+
+        rows = renaming_later.hindrances(connection, pairs)
     else:
         if not names:
             return []
-        listed = {f"name_{number}": _quoted(connection, name) for number, name in enumerate(names)}
+        listed = {f"name_{number}": quoted(connection, name) for number, name in enumerate(names)}
         regclasses = ", ".join(f"to_regclass(:{one})" for one in listed)
         rows = [
             (name, what)
@@ -82,44 +104,60 @@ def change_places(connection: Connection, dialect: StateDialect, pairs: Sequence
 
     Raises UsageError for a view that cannot follow.
     """
+    shown = [pair for pair in pairs if pair.shown is not None]
+    # The view of the live rows stays, as any other that hangs on their table: it has its own grants.
+    for pair in shown:
+        for view in [pair.incoming] if pair.incoming is not None else [pair.name]:
+            try:
+                connection.execute(state_tables.DropView(view))
+            except DBAPIError as error:
+                raise _cannot_follow(f"what uses view {view}", one_line(error.orig or error)) from error
+    stored = [pair.stored for pair in pairs]
     if dialect.name == "sqlite":
-        _in_sqlite(connection, pairs)
+        _in_sqlite(connection, stored)
     else:
-        _in_postgresql(connection, pairs, suffix)
+        _in_postgresql(connection, stored, suffix)
+    for pair in shown:
+        for view in [pair.name] if pair.kept is None else [pair.kept]:
+            rows = state_tables.declared_table(Owner(view, "", "", dict(pair.shown or {})), dialect)
+            connection.execute(state_tables.CreateView(view, rows))
 
 
 def _rename(connection: Connection, old: str, new: str, kind: str = "TABLE") -> None:
-    old, new = _quoted(connection, old), _quoted(connection, new)
+    old, new = quoted(connection, old), quoted(connection, new)
     connection.execute(text(f"ALTER {kind} {old} RENAME TO {new}"))
 
 
 def _rename_tables(connection: Connection, pairs: Sequence[Pair]) -> None:
-    for pair in pairs:
-        if pair.kept is not None:  # which may be what the incoming one is called
-            _rename(connection, pair.name, f"{pair.name}__swap")
-    for pair in pairs:
-        if pair.incoming not in (None, pair.name):
-            _rename(connection, str(pair.incoming), pair.name)
-    for pair in pairs:
-        if pair.kept is not None:
-            _rename(connection, f"{pair.name}__swap", pair.kept)
+    for old, new in steps(pairs):
+        _rename(connection, old, new)
 
 
-def _quoted(connection: Connection, name: str) -> str:
+def steps(pairs: Sequence[Pair]) -> list[tuple[str, str]]:
+    """Return which table gets which name, one after the other. What is kept may get a name that is taken."""
+    live = [pair for pair in pairs if pair.kept is not None]
+    return [
+        *((pair.name, f"{pair.name}__swap") for pair in live),
+        *((str(pair.incoming), pair.name) for pair in pairs if pair.incoming not in (None, pair.name)),
+        *((f"{pair.name}__swap", str(pair.kept)) for pair in live),
+    ]
+
+
+def quoted(connection: Connection, name: str) -> str:
     return connection.dialect.identifier_preparer.quote_identifier(name)
 
 
-def _own_indexes(connection: Connection, table: str, new: str) -> dict[str, str]:
+def own_indexes(connection: Connection, table: str, new: str) -> dict[str, str]:
     """Return the indexes of a table that are named after it, with what they are called under its new name."""
     found = {}
     for index in inspect(connection).get_indexes(table):
         columns = [name for name in index["column_names"] if name is not None]
-        if columns and index["name"] == _named(connection, table, columns):
-            found[str(index["name"])] = _named(connection, new, columns)
+        if columns and index["name"] == named(connection, table, columns):
+            found[str(index["name"])] = named(connection, new, columns)
     return found
 
 
-def _named(connection: Connection, table: str, columns: Sequence[str]) -> str:
+def named(connection: Connection, table: str, columns: Sequence[str]) -> str:
     there = Table(table, MetaData(naming_convention=state_tables.INDEX_NAMES), *map(Column, columns))
     preparer = connection.dialect.identifier_preparer
     named = preparer.format_index(Index(None, *there.columns))
@@ -146,12 +184,12 @@ def _in_sqlite(connection: Connection, pairs: Sequence[Pair]) -> None:
         made: dict[str, str] = {}
         for pair in pairs:
             for table, new in pair.moves:
-                own = _own_indexes(connection, table, new)
+                own = own_indexes(connection, table, new)
                 for name, sql in connection.execute(text(_SQLITE_INDEXES), {"name": table}).all():
-                    connection.execute(text(f"DROP INDEX {_quoted(connection, name)}"))
+                    connection.execute(text(f"DROP INDEX {quoted(connection, name)}"))
                     goes_on = table == pair.name and pair.incoming is not None
                     if name in own or not goes_on:
-                        names = _quoted(connection, own.get(name, name)), _quoted(connection, new)
+                        names = quoted(connection, own.get(name, name)), quoted(connection, new)
                         sql = _SQLITE_INDEX.sub(rf"\1{names[0]} ON {names[1]}", sql, count=1)
                     made[own.get(name, name)] = sql
         _rename_tables(connection, pairs)
@@ -169,7 +207,7 @@ def _in_sqlite(connection: Connection, pairs: Sequence[Pair]) -> None:
 
 def _works(connection: Connection, view: str) -> bool:
     try:
-        connection.execute(text(f"SELECT * FROM {_quoted(connection, view)} LIMIT 0")).all()  # noqa: S608
+        connection.execute(text(f"SELECT * FROM {quoted(connection, view)} LIMIT 0")).all()  # noqa: S608
     except DBAPIError:
         return False
     return True
@@ -232,13 +270,13 @@ def _in_postgresql(connection: Connection, pairs: Sequence[Pair], suffix: str) -
     alike = [one for pair in both for one in _same_indexes(connection, pair)]  # before anybody waits
     shown = sorted({row.name for pair in pairs for row in _asked(connection, _VIEWS, pair.name)})
     named = sorted({table for pair in pairs for table, _ in pair.moves})
-    _lock(connection, [*shown, *(_quoted(connection, one) for one in named)])
+    _lock(connection, [*shown, *(quoted(connection, one) for one in named)])
     views = {row.oid: row for pair in pairs for row in _asked(connection, _VIEWS, pair.name)}
     later = [statement for pair in both for statement in _hung_on(connection, pair)]
     renamed = dict(alike)
     for pair in pairs:
         for table, new in pair.moves:
-            renamed |= _own_indexes(connection, table, new)
+            renamed |= own_indexes(connection, table, new)
     renamed |= {taking: name for name, taking in alike}
     for name, taking in alike:
         if renamed[name] == taking:  # it is none of ours
@@ -288,7 +326,7 @@ def _same_indexes(connection: Connection, pair: Pair) -> list[tuple[str, str]]:
     where there is none; but for those of the older code that the newer code does not declare."""
     incoming = str(pair.incoming)
     there = {_like(row): row.name for row in _asked(connection, _INDEXES, incoming)}
-    own = _own_indexes(connection, pair.name, incoming)
+    own = own_indexes(connection, pair.name, incoming)
     found = []
     for row in _asked(connection, _INDEXES, pair.name):
         known = there.get(_like(row))
@@ -296,8 +334,8 @@ def _same_indexes(connection: Connection, pair: Pair) -> list[tuple[str, str]]:
             continue
         if known is None:
             known = _short(row.name, "__taking")
-            made = f"CREATE {'UNIQUE ' if row.is_unique else ''}INDEX {_quoted(connection, known)}"
-            _run(connection, f"{made} ON {_quoted(connection, incoming)} USING {_like(row)[1]}")
+            made = f"CREATE {'UNIQUE ' if row.is_unique else ''}INDEX {quoted(connection, known)}"
+            _run(connection, f"{made} ON {quoted(connection, incoming)} USING {_like(row)[1]}")
         found.append((row.name, known))
     return found
 
@@ -308,25 +346,25 @@ def _like(row: Any) -> tuple[bool, str]:
 
 def _hung_on(connection: Connection, pair: Pair) -> list[str]:
     """Return the statements that give the table that will have the live table's name what hangs on it."""
-    name = _quoted(connection, pair.name)
-    present = connection.execute(text(_OWNER), {"name": _quoted(connection, str(pair.incoming))}).scalar_one()
+    name = quoted(connection, pair.name)
+    present = connection.execute(text(_OWNER), {"name": quoted(connection, str(pair.incoming))}).scalar_one()
     owner = connection.execute(text(_OWNER), {"name": name}).scalar_one()
     statements = []
     columns = {column["name"] for column in inspect(connection).get_columns(str(pair.incoming))}
     for row in _asked(connection, _GRANTS, pair.name):
         if row.attribute is not None and row.attribute not in columns:
             continue
-        grantee = "PUBLIC" if row.is_public else _quoted(connection, row.grantee)
-        of = "" if row.attribute is None else f" ({_quoted(connection, row.attribute)})"
+        grantee = "PUBLIC" if row.is_public else quoted(connection, row.grantee)
+        of = "" if row.attribute is None else f" ({quoted(connection, row.attribute)})"
         more = " WITH GRANT OPTION" if row.is_grantable else ""
         statements.append(f"GRANT {row.privilege}{of} ON {name} TO {grantee}{more}")
     for column, comment in _asked(connection, _COMMENTS, pair.name):
         told = comment.replace("'", "''")
-        what = f"TABLE {name}" if column is None else f"COLUMN {name}.{_quoted(connection, column)}"
+        what = f"TABLE {name}" if column is None else f"COLUMN {name}.{quoted(connection, column)}"
         if column is None or column in columns:
             statements.append(f"COMMENT ON {what} IS '{told}'")
     if owner != present:
-        statements.append(f"ALTER TABLE {name} OWNER TO {_quoted(connection, owner)}")
+        statements.append(f"ALTER TABLE {name} OWNER TO {quoted(connection, owner)}")
     return statements
 
 
@@ -335,7 +373,7 @@ def _run(connection: Connection, statement: str) -> None:
 
 
 def _asked(connection: Connection, query: str, table: str) -> Sequence[Any]:
-    return connection.execute(text(query), {"name": _quoted(connection, table)}).all()
+    return connection.execute(text(query), {"name": quoted(connection, table)}).all()
 
 
 def _short(name: str, suffix: str) -> str:

@@ -39,6 +39,7 @@ from txstream.plugins.change.registry import SavedPart
 from txstream.plugins.change.savepoints import (
     copy_of,
     driver_rows,
+    learned_by,
     no_savepoint,
     saved,
     saved_in,
@@ -79,15 +80,17 @@ class Rewound:
 @dataclass(frozen=True, slots=True)
 class Target:
     """What is gone back to: a savepoint, or what the tables themselves remember. `last` is the last batch
-    before the rewind."""
+    before the rewind; `learned` is what windows knew at the end of `to`."""
 
     to: Txid
     savepoint: str | None
     last: Txid
     metas: Mapping[str, Any]
+    learned: Mapping[str, Any]
 
     def details(self) -> dict[str, Any]:
-        return {"path": REWIND, REWIND: {"to": self.to, "savepoint": self.savepoint, "last": self.last}}
+        told = {"to": self.to, "savepoint": self.savepoint, "last": self.last}
+        return {"path": REWIND, REWIND: told, "learned": dict(self.learned)}
 
     @classmethod
     def of(cls, row: BatchRecord) -> Target | None:
@@ -95,7 +98,8 @@ class Target:
         to = rewound_to(row)
         if to is None or row.details.get("path") != REWIND:
             return None
-        return cls(to, row.details[REWIND]["savepoint"], Txid(row.details[REWIND]["last"]), row.metas)
+        told, learned = row.details[REWIND], row.details.get("learned", {})
+        return cls(to, told["savepoint"], Txid(told["last"]), row.metas, learned)
 
 
 def rewind(
@@ -213,16 +217,17 @@ def _target(topology_id: str, to: str, databases: Sequence[StateDatabase], progr
         raise UsageError(
             f"topology {topology_id!r} is at txid {last}: it can go back to an earlier one, not to {txid}"
         )
+    learned = learned_by(topology_id, txid, databases)
     if named:
         metas: Mapping[str, Any] = next(iter(named[0].parts.values())).metas
-        return Target(txid, named[0].name, last, places(metas))
+        return Target(txid, named[0].name, last, places(metas), learned)
     row = next((row for one in databases if (row := one.batch(topology_id, txid)) is not None), None)
     if row is None:
         raise UsageError(
             f"topology {topology_id!r} has no txid {txid} in its ledger, whose places would be gone back to; "
             f"{_would_work(topology_id, databases, None)}"
         )
-    return Target(txid, None, last, places(row.metas))
+    return Target(txid, None, last, places(row.metas), learned)
 
 
 def places(metas: Mapping[str, Any]) -> dict[str, Any]:

@@ -200,6 +200,14 @@ def saved_in(database: StateDatabase, topology_id: str) -> dict[str, SavedPart]:
         return registry.read(connection, topology_id)
 
 
+def learned_by(topology_id: str, txid: Txid, databases: Sequence[StateDatabase]) -> dict[str, Any]:
+    """Return what windows knew at the end of a batch, by table, as far as the ledgers still have it."""
+    rows = [one.batch(topology_id, txid) for one in databases]
+    return {
+        table: one for row in rows if row is not None for table, one in row.details.get("learned", {}).items()
+    }
+
+
 def _together(name: str, parts: dict[str, SavedPart]) -> Savepoint:
     some = list(parts.values())
     is_whole = len({(one.txid, one.attempt) for one in some}) == 1 and all(one.status == MADE for one in some)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,8 @@ from txstream.plugins.change.forks import shadow
 from txstream.plugins.change.renaming import Pair
 from txstream.plugins.change.rewinding import REWIND
 from txstream.state import BatchRecord, StateDatabase
-from txstream.state.declarations import declared_spec
+from txstream.state.changes import declared_values
+from txstream.state.declarations import Owner, declared_spec
 from txstream.state.sql import tables as state_tables
 from txstream.state.sql.framework_tables import dead_letter
 from txstream.state.stored_letters import DEAD
@@ -30,7 +31,8 @@ SWAP: Final = "swap"
 @dataclass(frozen=True, slots=True)
 class Swap:
     """What the ledger row of a swap says: what every database is to do. `names` are the state tables that the
-    topology has from then on, `old` those that it had before, `metas` and `old_metas` its places."""
+    topology has from then on, `old` those that it had before, `metas` and `old_metas` its places, `learned`
+    what its windows know."""
 
     fork: str
     fork_uuid: str
@@ -42,11 +44,13 @@ class Swap:
     old: tuple[str, ...]
     metas: Mapping[str, Any]
     old_metas: Mapping[str, Any]
+    learned: Mapping[str, Any]
 
     def details(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "metas"}
+        told = {n: getattr(self, n) for n in self.__dataclass_fields__ if n not in ("metas", "learned")}
         told |= {"names": list(self.names), "old": list(self.old)}
-        return {"path": SWAP, REWIND: {"to": self.to, "savepoint": None, "last": self.last}, SWAP: told}
+        to = {"to": self.to, "savepoint": None, "last": self.last}
+        return {"path": SWAP, REWIND: to, SWAP: told, "learned": dict(self.learned)}
 
     @classmethod
     def of(cls, row: BatchRecord | None) -> Swap | None:
@@ -54,7 +58,15 @@ class Swap:
         if row is None or not isinstance(told := row.details.get(SWAP), Mapping):
             return None
         names, old = tuple(told["names"]), tuple(told["old"])
-        return cls(**{**told, "names": names, "old": old, "metas": row.metas})
+        return cls(
+            **{
+                **told,
+                "names": names,
+                "old": old,
+                "metas": row.metas,
+                "learned": row.details.get("learned", {}),
+            }
+        )
 
 
 def live_name(table: str, fork: str) -> str:
@@ -93,11 +105,14 @@ def pairs_of(database: StateDatabase, topology_id: str, planned: Swap) -> list[P
 def pairs_in(connection: Connection, topology_id: str, planned: Swap) -> list[Pair]:
     """Return which tables of a database change places, by what is recorded there."""
     fork = planned.fork
-    live = {owner.table for owner in state_tables.owned_by(connection, topology_id)}
+    live = {
+        owner.table: owner.declaration
+        for owner in state_tables.owned_by(connection, topology_id)
+        if copied_by(owner) not in planned.names
+    }
     incoming: dict[str, tuple[str, Mapping[str, Any]]] = {}
     if planned.back:
-        row = kept.read(connection, topology_id).get(fork)
-        incoming = {} if row is None else dict(row.tables)
+        incoming = dict(_kept_tables(connection, topology_id, planned))
     else:
         for owner in state_tables.owned_by(connection, fork):
             incoming[live_name(owner.table, fork)] = (owner.table, owner.declaration)
@@ -106,9 +121,21 @@ def pairs_in(connection: Connection, topology_id: str, planned: Swap) -> list[Pa
             name,
             incoming[name][0] if name in incoming else None,
             f"{name}__before_{fork}" if name in live else None,
+            shown_by(live[name] if name in live else incoming[name][1]),
         )
-        for name in sorted(live | incoming.keys())
+        for name in sorted(live.keys() | incoming.keys())
     ]
+
+
+def shown_by(declaration: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the declaration of a table with `removed_by`; None for another one."""
+    values = declared_values(declaration)
+    return declaration if values is not None and REMOVED in values.names else None
+
+
+def copied_by(owner: Owner) -> str | None:
+    """Return the table whose changed rows a table keeps until they have left: it stays with that name."""
+    return owner.declaration.get("copies")
 
 
 def refuse(
@@ -127,15 +154,13 @@ def refuse(
         with database.sessions.reading("its tables") as connection:
             ids = (topology, fork)
             for owner in (owner for one in ids for owner in state_tables.owned_by(connection, one)):
-                spec = declared_spec(owner)
-                if spec.state.transient:
+                if declared_spec(owner).state.transient and copied_by(owner) not in planned.names:
                     refused.append(f"rows of {owner.table} leave for a topic, which cannot be swapped")
-                if spec.state.removed_by is not None or REMOVED in spec.state.value_names:
-                    refused.append(f"{owner.table} is a view of rows that can be removed")
+            refused += _declared_otherwise(connection, ids, some, planned)
             for pair in some:
                 if pair.kept is not None:
                     try:
-                        dialect.check_name(pair.name, "table", pair.kept)
+                        dialect.check_name(pair.name, "table", str(pair.stored.kept))
                     except StateTableError as error:
                         refused.append(str(error))
             refused += renaming.hindrances(connection, dialect, some)
@@ -144,10 +169,50 @@ def refuse(
             for one, number in connection.execute(dead):
                 refused.append(f"{one} has {counted(number, 'dead letter')}: retry or drop them first")
     incoming = {pair.name for some in pairs.values() for pair in some if pair.incoming is not None}
-    if lacking := sorted({*planned.names} - incoming):
+    if lacking := sorted({*planned.names} - incoming - {*staying(databases, topology, planned.names)}):
         refused.append(f"{', '.join(lacking)} of {fork} is in none of the databases of {topology}")
     if refused:
         raise UsageError(
             f"{topology!r} cannot be swapped with {fork!r}: {'; '.join(dict.fromkeys(refused))}; "
             f"nothing was changed"
         )
+
+
+def staying(databases: Sequence[StateDatabase], topology: str, names: Collection[str]) -> list[str]:
+    """Return the tables of changed rows that stay, since the tables that they copy are among `names`."""
+    found = []
+    for database in databases:
+        with database.sessions.reading("its tables") as connection:
+            owners = state_tables.owned_by(connection, topology)
+        found += [owner.table for owner in owners if copied_by(owner) in names]
+    return found
+
+
+def _declared_otherwise(
+    connection: Connection, ids: tuple[str, str], pairs: Sequence[Pair], planned: Swap
+) -> list[str]:
+    """Return of which tables the columns must be the same as before, and are not."""
+    owners = {one.table: one for topology in ids for one in state_tables.owned_by(connection, topology)}
+    declared: dict[str, Mapping[str, Any]] = {name: one.declaration for name, one in owners.items()}
+    for stored, declaration in _kept_tables(connection, ids[0], planned).values():
+        declared.setdefault(stored, declaration)
+    copied = {copied_by(one) for one in owners.values()}
+    refused = []
+    for pair in pairs:
+        if pair.kept is None or pair.incoming is None:
+            continue
+        old, new = declared[pair.name], declared[pair.incoming]
+        if old == new:
+            continue
+        if shown_by(old) or shown_by(new):
+            refused.append(f"{pair.name} has removed_by, and is declared otherwise in {planned.fork}")
+        elif pair.name in copied and any(old[one] != new[one] for one in ("key", "value")):
+            refused.append(f"{pair.name} has changes_to, and other columns in {planned.fork}")
+    return refused
+
+
+def _kept_tables(
+    connection: Connection, topology: str, planned: Swap
+) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+    row = kept.read(connection, topology).get(planned.fork) if planned.back else None
+    return {} if row is None else row.tables

@@ -4,7 +4,8 @@ Steps. 1. Lead both, claim an epoch of each, raise every fence; settle what was 
 the fork is at or past the topology's place in every partition, and that nothing hangs on the old tables that
 could not follow. 3. The identity in ZooKeeper names only the tables that both have, so that either code can
 start from here on; drop the plans that nothing has committed. 4. In each database one transaction, under both
-fences, forgets the fork, lets the names change places, and writes the topology's ledger row. 5. Progress
+fences, forgets the fork, lets the names change places, and writes the topology's ledger row (where a renaming
+commits by itself, that comes after it: see renaming_later.py). 5. Progress
 advances as after any batch, the identity names the new tables, and the fork goes from ZooKeeper.
 
 Invariants. As a rewind, the swap is the batch of the txid that would commit next, and the first transaction
@@ -35,8 +36,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, MetaData, Table, delete, update
-from sqlalchemy.sql import quoted_name
+from sqlalchemy import Connection, delete, update
 
 from txstream.core.batch_metas import to_json
 from txstream.core.errors import IdentityMismatchError, ProgressMismatchError, UsageError
@@ -49,15 +49,24 @@ from txstream.inspect.ledgers import part_of
 from txstream.inspect.plain_metas import codec_of
 from txstream.plugins.audit.rebuilt_progress import rebuild
 from txstream.plugins.audit.recover_from_ledgers import elected
-from txstream.plugins.change import kept, renaming
+from txstream.plugins.change import kept, renaming, renaming_later
 from txstream.plugins.change.forks import fork_of
 from txstream.plugins.change.kept import OLD, Kept
-from txstream.plugins.change.ownership import forget_fork, own, renumber
+from txstream.plugins.change.ownership import forget_fork, own, renumber, tell_changes
 from txstream.plugins.change.rewinding import places
-from txstream.plugins.change.savepoints import sql_database, sql_databases
-from txstream.plugins.change.swap_plan import Swap, live_name, pairs_in, pairs_of, refuse, refuse_behind
+from txstream.plugins.change.savepoints import learned_by, sql_database, sql_databases
+from txstream.plugins.change.swap_plan import (
+    Swap,
+    live_name,
+    pairs_in,
+    pairs_of,
+    refuse,
+    refuse_behind,
+    staying,
+)
 from txstream.settings import Settings
 from txstream.state import BatchRecord, StateDatabase, TopologyLife, TopologyStates
+from txstream.state.declarations import Owner
 from txstream.state.records import COMMITTED
 from txstream.state.sql import fence, tables as state_tables
 from txstream.state.sql.database import PreparedStatements, SqlTransaction
@@ -172,7 +181,7 @@ def swap_in(
     if newest is not None and (newest.fork, newest.back) == (fork_id, back) and done and not is_there:
         return _told(mine, newest, databases)  # this command has done it, and was killed
     if back:
-        planned = _back(mine, fork_id, progress, done)
+        planned = _back(mine, fork_id, progress, done, databases)
     else:
         if theirs is None or not is_there:
             raise UsageError(f"there is no fork {fork_id!r} of topology {topology_id!r}")
@@ -222,18 +231,25 @@ def swap_in(
     return told
 
 
-def settle(unsettled: Unsettled) -> None:
-    """Finish a swap that was broken off: every start calls this before it reads where the topology is."""
+def settle(unsettled: Unsettled, *, clears: bool = True) -> None:
+    """Finish a swap that was broken off: every start calls this before it reads where the topology is. With
+    `clears`, what ZooKeeper has of the fork goes; a command that leads the fork does that at its end."""
     told = _newest(unsettled.states)
     planned = Swap.of(told)
     if told is None or planned is None or unsettled.store.load().current < told.txid:
         return
     rows = [one.last_batch() for one in unsettled.states]
-    if len({row and (row.txid, row.attempt, row.status) for row in rows}) > 1:
+    is_apart = len({row and (row.txid, row.attempt, row.status) for row in rows}) > 1
+    if is_apart or any(row is not None and renaming_later.MOVES in row.details for row in rows):
         _swap_everywhere(unsettled.states, planned, told.txid, unsettled.fence, unsettled.identity)
     stored = unsettled.store.read_identity()
     if stored is not None and unsettled.store.load().current == told.txid:
         unsettled.store.replace_identity(replace(stored, tables=planned.names))
+    if clears and not planned.back:
+        fork = unsettled.store.beside(planned.fork)
+        left = fork.read_identity()
+        if left is not None and left.uuid == planned.fork_uuid:
+            fork.delete_everything()
     tables = {spec.state.table for one in unsettled.states for spec in one.life.tables}
     if tables and (lacking := sorted({*planned.names} - tables)):
         raise IdentityMismatchError(
@@ -262,9 +278,8 @@ def drop_kept_in(connection: Connection, topology_id: str, fork_id: str | None =
     dropped = []
     for fork, one in kept.read(connection, topology_id).items():
         if fork_id in (None, fork):
-            for stored, _ in one.tables.values():
-                Table(quoted_name(stored, quote=True), MetaData()).drop(connection, checkfirst=True)
-                dropped.append(stored)
+            owners = [Owner(stored, "", "", dict(declared)) for stored, declared in one.tables.values()]
+            dropped += state_tables.drop_tables(connection, owners)
             kept.forget(connection, topology_id, fork)
     return dropped
 
@@ -281,7 +296,7 @@ def _settle_all(unsettled: Unsettled) -> None:
     from txstream.plugins.change.rewinding import settle as settle_rewind
 
     settle_rewind(unsettled)
-    settle(unsettled)
+    settle(unsettled, clears=False)
 
 
 def _whole(side: Side, states: Sequence[TopologyStates]) -> Progress:
@@ -344,9 +359,11 @@ def _forward(mine: Side, theirs: Side, progress: Progress, databases: Sequence[S
     old = mine.codec.encode(progress.batches[last].metas)
     new = theirs.codec.encode(reached.batches[theirs_last].metas)
     refuse_behind(mine.topology, fork, old, new)
-    names = tuple(sorted(live_name(table, fork) for table in theirs.identity.tables))
+    live = [live_name(table, fork) for table in theirs.identity.tables]
+    names = tuple(sorted({*live, *staying(databases, mine.topology, live)}))
     horizons = {live_name(name, fork): time for name, time in part_of(new, "horizons").items()}
     metas = places({**new, "horizons": horizons})
+    learned = {live_name(one, fork): told for one, told in learned_by(fork, theirs_last, databases).items()}
     return Swap(
         fork,
         theirs.identity.uuid,
@@ -358,10 +375,13 @@ def _forward(mine: Side, theirs: Side, progress: Progress, databases: Sequence[S
         tuple(mine.identity.tables),
         metas,
         places(old),
+        learned,
     )
 
 
-def _back(mine: Side, fork: str, progress: Progress, done: Mapping[str, Kept]) -> Swap:
+def _back(
+    mine: Side, fork: str, progress: Progress, done: Mapping[str, Kept], databases: Sequence[StateDatabase]
+) -> Swap:
     if not done or {one.which for one in done.values()} != {OLD}:
         why = "was gone back already" if done else "nothing is kept of one"
         raise UsageError(f"topology {mine.topology!r} cannot go back before a swap with {fork!r}: {why}")
@@ -379,6 +399,7 @@ def _back(mine: Side, fork: str, progress: Progress, done: Mapping[str, Kept]) -
         tuple(mine.identity.tables),
         one.metas,
         places(now),
+        learned_by(mine.topology, one.txid, databases),
     )
 
 
@@ -398,6 +419,8 @@ def _swap_everywhere(
             kept_identity = kept_of(replace(identity, tables=planned.names), states)
             mine = TransactionAttempt(txid, _decided(states, txid) or attempt)
             _swap_one(sql_database(one.store), one.life, planned, mine, attempt, kept_identity)
+            _reached(f"database {number} recorded")
+        renaming_later.finish(sql_database(one.store), one.last_batch(), planned.fork, _reached)
         _reached(f"database {number} swapped")
 
 
@@ -419,6 +442,12 @@ def _swap_one(
     now = datetime.now(UTC)
     dialect, fork = database.sessions.dialect, planned.fork
     doing = f"swapping {life.topology!r} with {fork!r}"
+    moves: dict[str, Any] = {}
+    if not renaming.undoes_renaming(dialect):
+        pairs = pairs_of(database, life.topology, planned)
+        renaming_later.prepare(database, pairs, fork)
+        moves = {renaming_later.MOVES: [[one.name, one.incoming, one.kept, one.shown] for one in pairs]}
+        _reached("prepared")
     with database.sessions.writing(doing, patient=True) as (connection, answered):
         here = SqlTransaction(life, PreparedStatements(database.sessions), connection, answered)
         here.hold_fence(held)
@@ -439,8 +468,11 @@ def _swap_one(
                 rows += renumber(connection, stored, mine.txid)
                 answered()
         before = kept.read(connection, life.topology).get(fork)
-        renaming.change_places(connection, dialect, pairs, f"__before_{fork}")
+        tell_changes(connection, dialect, pairs, owners, mine.txid)
         answered()
+        if renaming.undoes_renaming(dialect):
+            renaming.change_places(connection, dialect, pairs, f"__before_{fork}")
+            answered()
         own(connection, life, planned, pairs, owners, before)
         forget_fork(connection, fork, planned)
         connection.execute(delete(dead_letter).where(dead_letter.c.topology == life.topology))
@@ -464,7 +496,7 @@ def _swap_one(
                 now,
                 datetime.now(UTC),
                 None,
-                planned.details(),
+                planned.details() | moves,
             )
         )
         _reached("inside")

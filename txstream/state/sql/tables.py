@@ -260,7 +260,7 @@ def _create(connection: Connection, spec: TableSpec, table: Table) -> None:
     try:
         table.create(connection, checkfirst=True)
         if table.name != spec.state.table and not inspect(connection).has_table(spec.state.table):
-            connection.execute(_CreateView(spec.state.table, table))
+            connection.execute(CreateView(spec.state.table, table))
     except IdentifierError as error:
         raise StateTableError(f"state table {table.name!r}: {error}; choose a shorter name") from error
 
@@ -339,7 +339,7 @@ def drop_tables(connection: Connection, owners: Sequence[Owner]) -> list[str]:
         if values is not None and REMOVED in values.names:
             stored = f"{owner.table}{ROWS_SUFFIX}"
             if inspect(connection).has_table(owner.table):
-                connection.execute(_DropView(owner.table))
+                connection.execute(DropView(owner.table))
         if inspect(connection).has_table(stored):
             Table(_quoted(stored), MetaData()).drop(connection)
             dropped.append(owner.table)
@@ -519,28 +519,30 @@ def rows_there(table: Table) -> Select[Any]:
     return select(*shown).where(not_(table.c[REMOVED]))
 
 
-class _CreateView(ExecutableDDLElement):
+class CreateView(ExecutableDDLElement):
+    """The view that shows the rows of a table with `removed_by` that are there."""
+
     inherit_cache = False
 
     def __init__(self, name: str, table: Table) -> None:
         self.name, self.query = name, rows_there(table)
 
 
-@compiles(_CreateView)
-def _compile_create_view(element: _CreateView, compiler: Any, **_options: Any) -> str:
+@compiles(CreateView)
+def _compile_create_view(element: CreateView, compiler: Any, **_options: Any) -> str:
     query = compiler.sql_compiler.process(element.query, literal_binds=True)
     return f"CREATE VIEW {compiler.preparer.quote(_quoted(element.name))} AS {query}"
 
 
-class _DropView(ExecutableDDLElement):
+class DropView(ExecutableDDLElement):
     inherit_cache = False
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
-@compiles(_DropView)
-def _compile_drop_view(element: _DropView, compiler: Any, **_options: Any) -> str:
+@compiles(DropView)
+def _compile_drop_view(element: DropView, compiler: Any, **_options: Any) -> str:
     return f"DROP VIEW {compiler.preparer.quote(_quoted(element.name))}"
 
 
