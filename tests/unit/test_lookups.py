@@ -79,8 +79,8 @@ def joining(
     )
     builder.set_bolt("split", split).local_or_shuffle_grouping("log")
     users = SqlAppendBolt(table or users_table(removed_by="kind = 'gone'"), order_by=order_by)
-    builder.set_bolt("users", users, tasks).shuffle_grouping("split", stream="users")
-    named = builder.set_bolt("named", LookupBolt("users", on=on, columns=columns, missing=missing), tasks)
+    builder.set_bolt("fill", users, tasks).shuffle_grouping("split", stream="users")
+    named = builder.set_bolt("named", LookupBolt(users.state, on=on, columns=columns, missing=missing), tasks)
     if grouping == "fields":
         named.fields_grouping("split", "user", stream="orders")
     else:

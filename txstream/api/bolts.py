@@ -323,6 +323,8 @@ class TableReader(BatchBolt):
 
     reads: str
     """The component of the state's bolt."""
+    of_state: SqlState | None = None
+    """The state, where `reads` is to be the bolt that fills it."""
     table: StateCommitter
     """That bolt, once `build` has found it."""
 

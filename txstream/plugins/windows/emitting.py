@@ -22,16 +22,17 @@ STREAM = "closed"
 
 
 class ClosedBolt(TableReader):
-    """Emits each closed window once, on the stream `closed`: `ClosedBolt("count")`, where `count` is the
-    component of a `WindowBolt`.
+    """Emits each closed window once, on the stream `closed`: `ClosedBolt(state)`, or
+    `ClosedBolt("count")`, where `count` is the component of its `WindowBolt`.
 
     The fields are those of the table without `closed`. What the commit of a batch has closed is emitted in
     the batch that follows it, as part of that batch, by one task, by end and key. Its input only says that
     there is a batch: any grouping will do. The topology runs one batch at a time. Raises TopologyError.
     """
 
-    def __init__(self, table: str) -> None:
-        self.reads = table
+    def __init__(self, table: str | WindowState) -> None:
+        self.of_state = table if isinstance(table, WindowState) else None
+        self.reads = table.table if isinstance(table, WindowState) else table
 
     def check_table(self, semantics: Semantics, *, sets_aside: bool) -> None:
         state, why = self.table.state, ""
