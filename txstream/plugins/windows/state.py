@@ -38,7 +38,7 @@ class WindowState(SqlState):
     are those of `SqlState`.
     """
 
-    key: str | pa.Schema | Sequence[str | Tumbling]  # type: ignore[assignment]  # a schema once it is made
+    key: str | pa.Schema | Sequence[str | Tumbling]
     window: Tumbling | Hopping | None = None
     late: Late | None = None
 
