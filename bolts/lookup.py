@@ -43,9 +43,10 @@ _AGAIN: Final = frozenset({"min", "max", "last", "put"})
 
 
 class LookupBolt(TableReader):
-    """Adds columns of a table's row to each tuple: `LookupBolt("users", on="user", columns="name, city")`.
+    """Adds columns of a table's row to each tuple: `LookupBolt(users, on="user", columns="name, city")`.
 
-    `table` is the component of a `SqlStateBolt` or `SqlAppendBolt`; `on` names the fields of the input that
+    `table` is the state that a `SqlStateBolt` or `SqlAppendBolt` of the topology fills, or that bolt's
+    component; `on` names the fields of the input that
     are its key, in the order of the key's columns. `columns` are value columns, by default all; as a mapping
     they get other names: `{"user_name": "name"}`. A tuple sees the table as of the batch before its own, and
     then all that its own batch has for the table. Where there is no row, or a key is null, `missing` says
@@ -59,7 +60,7 @@ class LookupBolt(TableReader):
 
     def __init__(
         self,
-        table: str,
+        table: str | SqlState,
         *,
         on: str | Sequence[str],
         columns: str | Sequence[str] | Mapping[str, str] | None = None,
@@ -73,7 +74,8 @@ class LookupBolt(TableReader):
             )
         if missing not in get_args(Missing):
             raise TopologyError(f"missing is {missing!r}; it must be 'null' or 'dead-letter'")
-        self.reads = table
+        self.of_state = table if isinstance(table, SqlState) else None
+        self.reads = table.table if isinstance(table, SqlState) else table
         self.on = (on,) if isinstance(on, str) else tuple(on)
         if isinstance(columns, str):
             columns = [name.strip() for name in columns.split(",")]

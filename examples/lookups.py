@@ -60,7 +60,7 @@ def graph(
         users, "name string, city string", key="user string", on_conflict="replace", removed_by="gone"
     )
     builder.set_bolt("users", SqlAppendBolt(table)).local_or_shuffle_grouping("by_topic", stream="users")
-    named = builder.set_bolt("named", LookupBolt("users", on="user"), parallelism=2)
+    named = builder.set_bolt("named", LookupBolt(table, on="user"), parallelism=2)
     named.fields_grouping("by_topic", "user", stream="orders")
     rows = SqlTable(orders, "user string, amount decimal(12,2), name string, city string")
     builder.set_bolt("orders", SqlAppendBolt(rows), parallelism=2).local_or_shuffle_grouping("named")
@@ -78,7 +78,7 @@ def topology(
         [users, orders],
         decode=Decode("json", FIELDS),
         kafka_columns=PLACE,
-        read_first=users,
+        table_first=users,
         max_records_per_partition=max_records_per_partition,
     )
     return graph(SPOUTS[semantics](source), users, orders, driver_commit_rows=driver_commit_rows)

@@ -127,6 +127,7 @@ if TYPE_CHECKING:
     from txstream.plugins.tracked.kafka_queue import KafkaQueueSpout as KafkaQueueSpout
     from txstream.plugins.windows.bolt import WindowBolt as WindowBolt
     from txstream.plugins.windows.closed import ClosedWindows as ClosedWindows
+    from txstream.plugins.windows.emitting import ClosedBolt as ClosedBolt
     from txstream.plugins.windows.state import WindowState as WindowState
     from txstream.plugins.windows.times import Hopping as Hopping, Tumbling as Tumbling
     from txstream.settings import Settings as Settings
@@ -228,6 +229,7 @@ _HOMES = {
     "txstream.plugins.tracked.kafka_queue": ("KafkaQueueSpout",),
     "txstream.plugins.windows.bolt": ("WindowBolt",),
     "txstream.plugins.windows.closed": ("ClosedWindows",),
+    "txstream.plugins.windows.emitting": ("ClosedBolt",),
     "txstream.plugins.windows.state": ("WindowState",),
     "txstream.plugins.windows.times": ("Hopping", "Tumbling"),
     "txstream.spouts.memory": ("MemorySpout",),

@@ -117,7 +117,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
     publish_group: a consumer group that gets the places of each committed batch, soon after its commit, so
         that lag exporters and Kafka's tools show how far the topology is. It is never read. A group that has
         members is refused.
-    read_first: topics that are read to their ends before any record of the others: a table that others are
+    table_first: topics that are read to their ends before any record of the others: a table that others are
         looked up in. It counts when a topology begins; once a record of another topic is read, all are
         read alike.
 
@@ -142,7 +142,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         on_data_loss: Literal["fail", "skip"] = "fail",
         client: KafkaOptions | None = None,
         publish_group: str | None = None,
-        read_first: str | Sequence[str] = (),
+        table_first: str | Sequence[str] = (),
         **former: Unpack[FormerArguments],
     ) -> None:
         self.selection = TopicSelection.of(topics, topic_pattern)
@@ -161,10 +161,10 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         self.publish_group = publish_group
         if publish_group is not None and not (isinstance(publish_group, str) and publish_group.strip()):
             raise TopologyError(f"publish_group is {publish_group!r}; it is a consumer group's name")
-        self.read_first = (read_first,) if isinstance(read_first, str) else tuple(read_first)
-        for topic in self.read_first:
+        self.table_first = (table_first,) if isinstance(table_first, str) else tuple(table_first)
+        for topic in self.table_first:
             if not self.selection.reads(topic):
-                raise TopologyError(f"read_first names {topic!r}, and the source reads {self.selection}")
+                raise TopologyError(f"table_first names {topic!r}, and the source reads {self.selection}")
         if max_records_per_partition is not None and max_records_per_partition < 1:
             raise TopologyError(
                 f"max_records_per_partition is {max_records_per_partition}; it must be at least 1"
@@ -265,7 +265,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
 
     def is_first(self, partition: str) -> bool:
         """Whether nothing has to be read before this partition."""
-        return not self.read_first or partition.rpartition("/")[0] in self.read_first
+        return not self.table_first or partition.rpartition("/")[0] in self.table_first
 
     def address(self, context: SpoutContext) -> str:
         """The bootstrap servers to use. Raises UsageError when neither source nor run names any."""

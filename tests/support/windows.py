@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,14 @@ def graph(
     window: Tumbling = HOURS,
     late: Any = "dead-letter",
     keep: str | None = None,
+    below: Callable[[TransactionalTopologyBuilder], object] = str,
     **options: Any,
 ) -> Any:
     options = {"dead_letters": DeadLetters(), **options}
     builder = TransactionalTopologyBuilder("t", "clicks", SPOUTS[name](source), **options)
     state = WindowState("clicks", key="page string", value="n bigint", window=window, late=late, keep=keep)
     builder.set_bolt("count", WindowBolt(state, n=Count()), 2).fields_grouping("clicks", "page")
+    below(builder)
     return builder.build()
 
 

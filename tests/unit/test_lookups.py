@@ -39,6 +39,7 @@ from txstream.core.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import StateDatabase
 from txstream.testing import TopologyTest
+from txstream.zookeeper import Kind
 
 SPOUTS = {"opaque": OpaqueSpout, "transactional": TransactionalSpout}
 FIELDS = "at bigint, kind string, id string, name string"
@@ -79,8 +80,8 @@ def joining(
     )
     builder.set_bolt("split", split).local_or_shuffle_grouping("log")
     users = SqlAppendBolt(table or users_table(removed_by="kind = 'gone'"), order_by=order_by)
-    builder.set_bolt("users", users, tasks).shuffle_grouping("split", stream="users")
-    named = builder.set_bolt("named", LookupBolt("users", on=on, columns=columns, missing=missing), tasks)
+    builder.set_bolt("fill", users, tasks).shuffle_grouping("split", stream="users")
+    named = builder.set_bolt("named", LookupBolt(users.state, on=on, columns=columns, missing=missing), tasks)
     if grouping == "fields":
         named.fields_grouping("split", "user", stream="orders")
     else:
@@ -304,6 +305,12 @@ def test_a_missing_row_becomes_a_dead_letter_and_a_retry_finds_it(tmp_path: Path
         found = inspect.dead_letters("lookups", Settings(database=database)).select(
             ["offset", "component", "message"]
         )
+        source.append("p", (4, "user", "b", "bob"))
+        test.run()
+        test._control.running.requests.ask(Kind.RETRY, {})
+        source.append("p", (5, "order", "b", None))
+        test.run()
+        assert test.table("joined") == {1: ("a", "ann"), 2: ("b", "bob"), 5: ("b", "bob")}
     assert found.to_pylist() == [
         {"offset": 2, "component": "named", "message": "table 'users' has no row for user='b'"},
         {"offset": 3, "component": "named", "message": "table 'users' has no row for user=None"},

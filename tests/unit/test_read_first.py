@@ -1,4 +1,4 @@
-"""Topics that are read before all others (`read_first`). Each plan begins where the one before it ended."""
+"""Topics that are read before all others (`table_first`). Each plan begins where the one before it ended."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def test_a_first_place_is_no_record() -> None:
 
 
 def test_it_names_topics_of_the_source() -> None:
-    assert KafkaSource(["users", "orders"], read_first="users").read_first == ("users",)
-    assert KafkaSource(topic_pattern="u.*", read_first=["users"]).read_first == ("users",)
-    wrong: dict[str, Any] = {"read_first": "user"}
+    assert KafkaSource(["users", "orders"], table_first="users").table_first == ("users",)
+    assert KafkaSource(topic_pattern="u.*", table_first=["users"]).table_first == ("users",)
+    wrong: dict[str, Any] = {"table_first": "user"}
     with pytest.raises(
-        TopologyError, match="read_first names 'user', and the source reads the topics 'users'"
+        TopologyError, match="table_first names 'user', and the source reads the topics 'users'"
     ):
         KafkaSource(["users", "orders"], **wrong)

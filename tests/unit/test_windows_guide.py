@@ -14,4 +14,4 @@ def test_the_examples_of_the_guide(tmp_path: Path) -> None:
             assert not fixtures_of(function, call)
             function(**call)
             ran += 1
-    assert ran == 3
+    assert ran == 4

@@ -11,6 +11,11 @@ _PURE = "tests/plugins/windows/test_watermark.py"
 _MARKED = proofs.SQLITE_KEEPS.format("optional")
 _CLOSES = f"{_TESTS}::test_windows_close_and_what_is_late_is_a_dead_letter[opaque-driver]"
 
+_STREAM = (
+    "tests/plugins/windows/test_closed_stream.py::"
+    "test_each_window_is_emitted_once_in_the_batch_after_the_one_that_closed_it[opaque-auto]"
+)
+
 WINDOWS = (
     Guard(
         "windows",
@@ -115,5 +120,21 @@ WINDOWS = (
         "                    pass  # a share",
         _MARKED,
         promise="due-rows-are-marked",
+    ),
+    Guard(
+        "windows",
+        "the stream of closed windows has what is settled",
+        f"{_ROOM}/emitting.py",
+        'horizon.get("since"), horizon.get("late")',
+        'horizon.get("late"), horizon.get("watermark")',
+        _STREAM,
+    ),
+    Guard(
+        "windows",
+        "the stream of closed windows has none twice",
+        f"{_ROOM}/emitting.py",
+        "        first = None if after is None else moment(after)\n",
+        "        first = None\n",
+        _STREAM,
     ),
 )

@@ -51,6 +51,7 @@ class TopologyContext:
     `resource` is what the bolt's `prepare_worker` returned in this process. `settings` are the topology's.
     `states` are the states that the bolt declares: see `state`. `open_table` is for a `TableReader`: it
     returns the store of its table (`txstream.state.StateBackend`) and how the table is kept (`TableSpec`).
+    `horizons` are the batch's, by table.
     """
 
     topology_id: str
@@ -68,6 +69,7 @@ class TopologyContext:
     resource: Any = None
     states: Mapping[str, MapState[Any, Any]] = field(default_factory=dict, repr=False)
     open_table: Callable[[], tuple[Any, Any]] | None = field(default=None, repr=False)
+    horizons: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def state(self, name: str) -> MapState[Any, Any]:
         """Return the state that the bolt declares under this name, for this task and attempt. Raises
@@ -321,6 +323,8 @@ class TableReader(BatchBolt):
 
     reads: str
     """The component of the state's bolt."""
+    of_state: SqlState | None = None
+    """The state, where `reads` is to be the bolt that fills it."""
     table: StateCommitter
     """That bolt, once `build` has found it."""
 

@@ -134,6 +134,9 @@ class GraphBuilder:
         bolt, own = self._bolts[name].bolt, self._bolts[name].declarer.inputs
         if not isinstance(bolt, TableReader):
             return own
+        for one, given in self._bolts.items():
+            if isinstance(given.bolt, StateCommitter) and given.bolt.state == bolt.of_state:
+                bolt.reads = one
         read = self._bolts.get(bolt.reads)
         if read is None or not isinstance(read.bolt, StateCommitter):
             tables = [one for one, given in self._bolts.items() if isinstance(given.bolt, StateCommitter)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -154,6 +155,11 @@ class StateReading(ABC):
         """Return the rows that carry this txid or a later one that is committed, those of a txid together."""
         for one in range(txid, self.as_of + 1):
             yield from self.written_by(table, one)
+
+    def marked(self, table: str, flag: str, time: str, after: Any, until: datetime) -> Iterable[StoredRow]:
+        """Return the rows, as they are stored, that have this flag (`SqlState.marks`) and a time after one
+        and not after the other. Optional: a store that does not know raises."""
+        raise UsageError(f"{type(self).__name__} cannot read marked rows; look at them with its own tools")
 
     # --- for fsck: the defaults report nothing, for a store that does not know ------------------------
 

@@ -160,6 +160,10 @@ def test_what_cannot_be_is_refused_when_it_is_declared() -> None:
     ):
         with pytest.raises(TopologyError, match=why):
             WindowState("clicks", **{**declared, **changed})
+    in_key = WindowState("clicks", **{**declared, "key": ["page string", window], "window": None})
+    assert in_key == WindowState("clicks", **declared)
+    with pytest.raises(TopologyError, match="window is 'user string'"):
+        WindowState("clicks", **{**declared, "key": ["page string", "user string"], "window": None})
     with pytest.raises(TopologyError, match="fills closed itself"):
         WindowBolt(WindowState("clicks", **declared), n=Count(), closed=Count())
     with pytest.raises(TopologyError, match="takes a WindowState"):

@@ -129,6 +129,7 @@ class TaskRuntime:
                 resource=process.resource(spec, self.bolt),
                 states=self._states.states,
                 open_table=self._states.open_table,
+                horizons=horizons or {},
             )
             can_leave = isinstance(self.bolt, StateCommitter) or may_retry(self.bolt)
             self._leaving = leaving if can_leave else None

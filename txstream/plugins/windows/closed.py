@@ -144,10 +144,11 @@ class _Emitter(_Reader, PartitionEmitter[ClosedRange]):
             if txid >= meta.end:
                 return
             closed = [row for row in rows if row.value[CLOSED]]
-            yield from (_shown(row) for row in sorted(closed, key=_order))
+            yield from (_shown(row) for row in sorted(closed, key=order))
 
 
-def _order(row: StoredRow) -> tuple[Any, ...]:
+def order(row: StoredRow) -> tuple[Any, ...]:
+    """By end, then by key."""
     return row.value[END], repr(tuple(row.key.values()))
 
 

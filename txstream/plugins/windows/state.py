@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Literal, get_args
@@ -26,7 +27,8 @@ OWN = parse_schema(f"{START} timestamp, {END} timestamp, {CLOSED} boolean")
 class WindowState(SqlState):
     """A table with a row for each key and window of time:
     `WindowState("clicks", key="page string", value="n bigint", window=Tumbling("1h", time="at"),
-    late="dead-letter")`.
+    late="dead-letter")`. The window may also be the last column of the key: `key=["page string",
+    Tumbling("1h", time="at")]`.
 
     Beside its own columns it has `window_start`, the last column of its key, `window_end`, and `closed`: no
     record that is in time will change the row any more. `late` says what becomes of records that are not:
@@ -36,12 +38,16 @@ class WindowState(SqlState):
     are those of `SqlState`.
     """
 
+    key: str | pa.Schema | Sequence[str | Tumbling]
     window: Tumbling | Hopping | None = None
     late: Late | None = None
 
     marks: ClassVar[tuple[str, str]] = (CLOSED, END)
 
     def __post_init__(self) -> None:
+        if isinstance(self.key, (list, tuple)) and self.window is None:  # the window is its last column
+            object.__setattr__(self, "window", self.key[-1] if self.key else None)
+            object.__setattr__(self, "key", ", ".join(map(str, self.key[:-1])))
         if not isinstance(self.window, Tumbling):
             raise TopologyError(
                 f"state table {self.table!r}: window is {self.window!r}; write "

@@ -71,8 +71,8 @@ def heard(told: Iterable[Mapping[bytes, bytes]]) -> list[Latest]:
 class WindowKeeper(HorizonKeeper):
     """Keeps the watermark of one table. Its horizons have `clock` (of the plan), `through`, `waiting` (the
     partitions that were not at their ends though the batch has nothing of them), `late` (the watermark of the
-    batch before), `watermark`, and `held_by` (the partitions that hold it back). Times are microseconds since
-    1970, or null."""
+    batch before), `since` (that of the one before it), `watermark`, and `held_by` (the partitions that hold
+    it back). Times are microseconds since 1970, or null."""
 
     def __init__(self, grace: int) -> None:
         self._grace = grace
@@ -87,6 +87,7 @@ class WindowKeeper(HorizonKeeper):
             "through": through,
             "waiting": sorted(waiting),
             "late": last,
+            "since": None if before is None else before["late"],
             "watermark": found,
             "held_by": held_by,
         }

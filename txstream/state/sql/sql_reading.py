@@ -121,6 +121,14 @@ class SqlStateReading(StateReading):
         rows = self._connection.execute(query)
         return (_row(stored, row) for row in rows.mappings())
 
+    def marked(self, table: str, flag: str, time: str, after: Any, until: datetime) -> Iterator[StoredRow]:
+        stored, found = self._table(table)
+        limits = pa.chunked_array([pa.array([after, until], stored.value.field(time).type)])
+        first, last = self._dialect.to_driver(limits)
+        query = select(found).where(found.c[flag], found.c[time] <= last)
+        rows = self._connection.execute(query if first is None else query.where(found.c[time] > first))
+        return (_row(stored, row) for row in rows.mappings())
+
     # --- for fsck -----------------------------------------------------------------------------------
 
     def differences(self, table: str) -> list[str] | None:

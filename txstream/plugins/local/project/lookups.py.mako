@@ -47,7 +47,7 @@ def build(source: Any) -> Topology:
     builder = TransactionalTopologyBuilder("${name}", "records", OpaqueSpout(source))
     builder.set_bolt("by_kind", by_kind).local_or_shuffle_grouping("records")
     builder.set_bolt("users", SqlAppendBolt(users)).local_or_shuffle_grouping("by_kind", stream="users")
-    named = builder.set_bolt("named", LookupBolt("users", on="user"))
+    named = builder.set_bolt("named", LookupBolt(users, on="user"))
     named.fields_grouping("by_kind", "user", stream="orders")
     builder.set_bolt("orders", SqlAppendBolt(orders)).local_or_shuffle_grouping("named")
     return builder.build()
@@ -57,4 +57,4 @@ def topology(users: str = "users", orders: str = "orders") -> Topology:
     """What `txstream run` calls; `-p users=NAME` reads another topic. Users are read to their end first."""
     fields = "user string, name string, gone boolean, amount decimal(12,2)"
     decode = Decode("json", fields)
-    return build(KafkaSource([users, orders], decode=decode, kafka_columns=PLACE, read_first=users))
+    return build(KafkaSource([users, orders], decode=decode, kafka_columns=PLACE, table_first=users))

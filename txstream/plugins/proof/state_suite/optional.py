@@ -235,6 +235,13 @@ def due_rows_are_marked(life: Life) -> None:
         "d": row(1, 2.001),
     }
     one.holds(there, "once two rows were due")
+    with life.store.read_state(one.topology) as reading:
+        for after, until, wanted in ((None, 2, ["a", "b"]), (1, 2, ["b"]), (1, 1.999, []), (2, 9, [])):
+            limits: list[Any] = [
+                None if hour is None else _NOON + timedelta(hours=hour) for hour in (after, until)
+            ]
+            found = [row.key["word"] for row in reading.marked(name, "done", "due", *limits)]
+            trial.require(f"the marked rows after {after} until {until}", wanted, sorted(found))
     under = one.begin(3)
     share = {"a": row(2, 1), "c": row(1, 3)}
     one.write(under, share)

@@ -6,6 +6,7 @@ Invariant: it only reads, and everything that it returns comes from that transac
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 from txstream.core.errors import StateTableError
@@ -76,6 +77,13 @@ class StoreReading(StateReading):
         rows = [item for item in self._here.scan(layout.rows_space(table)) if item[1][2] == txid]
         rows.sort(key=lambda item: item[0])
         return [rules.shown_row(key, row, unfinished=txid > self._as_of) for key, row in rows[:limit]]
+
+    def marked(self, table: str, flag: str, time: str, after: Any, until: datetime) -> Iterator[StoredRow]:
+        rules = self._rules(table)
+        for key, stored in self._here.scan(layout.rows_space(table)):
+            row = rules.shown_row(key, stored, unfinished=False)
+            if row.value[flag] and row.value[time] <= until and (after is None or row.value[time] > after):
+                yield row
 
     def count_written_by(self, table: str, txid: int) -> int:
         self._require_txid(self._rules(table))
