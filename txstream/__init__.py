@@ -135,6 +135,7 @@ if TYPE_CHECKING:
         BatchCollector as BatchCollector,
         BatchSpout as BatchSpout,
     )
+    from txstream.spouts.formats.value_encoders import Encode as Encode
     from txstream.spouts.kafka import (
         Decode as Decode,
         KafkaOptions as KafkaOptions,
@@ -225,6 +226,7 @@ _HOMES = {
     "txstream.plugins.outbox.changes": ("ChangeTopic",),
     "txstream.plugins.outbox.sink": ("KafkaSinkBolt",),
     "txstream.spouts.batch_spouts": ("BatchCollector", "BatchSpout"),
+    "txstream.spouts.formats.value_encoders": ("Encode",),
     "txstream.spouts.kafka": ("Decode", "KafkaOptions", "KafkaSource"),
     "txstream.plugins.tracked.kafka_queue": ("KafkaQueueSpout",),
     "txstream.plugins.windows.bolt": ("WindowBolt",),

@@ -54,6 +54,9 @@ TASKS: Final = "txstream.tasks"
 VIEWS: Final = "txstream.views"
 """Of what shows a topology: `words`, `document`, `topology` and `svg` are called with one and return a text,
 JSON values, HTML and an SVG file's bytes. `batches` is called with numbers of batches, for a figure."""
+VALUE_ENCODERS: Final = "txstream.value_encoders"
+"""Of what values of records that are sent are written as: a name is a `value_format`, its object makes the
+`ValueEncoder`."""
 VALUE_FORMATS: Final = "txstream.value_formats"
 """Of what values and keys of records are read by: a name is a source's `value_format`, its object makes the
 `ValueFormat`."""

@@ -6,12 +6,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pytest
 
 from txstream import (
+    Encode,
     KafkaSinkBolt,
     KafkaSource,
     MemorySpout,
@@ -270,3 +273,25 @@ def test_the_topology_may_not_read_its_topic() -> None:
     assert isinstance(source, KafkaSource)
     selection = source.selection
     assert [selection.reads(topic) for topic in ("sales", "sold")] == [False, True]
+
+
+def test_values_are_avro_and_what_does_not_fit_is_named(url: str, database: StateBackend) -> None:
+    fields = [{"name": "customer", "type": "string"}, {"name": "amount", "type": ["null", "long"]}]
+    schema = {"type": "record", "name": "Sale", "fields": fields}
+    encode = Encode("avro", schema, wire_format="plain")
+    builder = topology_of(OpaqueSpout(orders([("a", 1), ("b", None)])), key="customer", encode=encode)
+    with TopologyTest(builder, database=url) as test:
+        test.commit(1)
+    broker = Broker()
+    follower(database, broker, Notes(), 2).send_committed()
+    read = [
+        (key, fastavro.schemaless_reader(BytesIO(value or b""), fastavro.parse_schema(schema), None))
+        for key, value, _ in broker.records
+    ]
+    assert read == [(b"a", {"customer": "a", "amount": 1}), (b"b", {"customer": "b", "amount": None})]
+    bad = topology_of(OpaqueSpout(orders([("a", 1), (None, 7)])), encode=encode)
+    with (
+        TopologyTest(bad) as test,
+        pytest.raises(StateValueError, match=r"'sales' cannot be sent .*None.*expected string"),
+    ):
+        test.commit(1)

@@ -182,6 +182,21 @@ def registered_file(text: str, references: Sequence[tuple[str, str]], name: str)
     return files.SerializeToString(deterministic=True), files.file[-1]
 
 
+def registered_text(of: MessageType) -> str:
+    """Return what a registry takes for the file of a message type: its descriptor in base64. Raises
+    SchemaError for one that imports others than Google's, which would have to be registered, too."""
+    name = of.descriptor.file.name
+    files = protobuf().FileDescriptorSet.FromString(of.files).file
+    file = next(one for one in files if one.name == name)
+    others = [one for one in file.dependency if not one.startswith(_KNOWN_IMPORTS)]
+    if others:
+        raise SchemaError(
+            f"the file of {of.name} imports {', '.join(others)}: what is registered is one file; put its "
+            f"messages into one, or send them without an id (wire_format='plain')"
+        )
+    return base64.b64encode(file.SerializeToString(deterministic=True)).decode()
+
+
 def compiled(sources: Sequence[tuple[str, str]], main: str) -> Any:
     """Return the FileDescriptorSet of .proto files, given by names and texts; the one named `main` comes
     last. Raises ValueError, and UsageError if there is no compiler."""

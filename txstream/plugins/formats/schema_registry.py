@@ -37,6 +37,8 @@ REGISTRY, REGISTRY_CA = "schema_registry", "schema_registry_ca"
 _BUSY = (408, 429)
 _REFUSED = (401, 403, 407)
 _NO_PATH = 404
+_UNFIT = (409, 422)
+"""A schema that a registry does not take: the subject's earlier ones do not allow it, or it is none."""
 _NOT_FOUND = (40401, 40402, 40403)
 """What a registry itself answers with 404: it has no such subject, version, or schema."""
 _UNKNOWN_SECONDS = 10.0
@@ -74,14 +76,16 @@ class RegisteredSchema:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def registry_of(address: str | None, context: SpoutContext, component: str) -> SchemaRegistry:
+def registry_of(
+    address: str | None, context: SpoutContext, component: str, said: str = "Decode"
+) -> SchemaRegistry:
     """Return this process's client of a registry: the one at `address`, by default the run's. Raises
     UsageError if there is none."""
     found = address or context.addresses.get(REGISTRY)
     if not found:
         raise UsageError(
             f"no schema registry for {component}; give --schema-registry URL, set TXSTREAM_SCHEMA_REGISTRY, "
-            f"write Decode(..., schema_registry=URL), or wire_format='plain' if records have no schema ids"
+            f"write {said}(..., schema_registry=URL), or wire_format='plain' if records have no schema ids"
         )
     return _client(
         found,
@@ -131,6 +135,7 @@ class SchemaRegistry:
         self._missed: set[str] = set()  # what was asked for long enough; it is asked for once from now on
         self._lock = threading.Lock()
         self._schemas: dict[tuple[int, bool], RegisteredSchema] = {}
+        self._ids: dict[tuple[str, str], int] = {}
 
     def schema(self, schema_id: int, *, serialized: bool = False, patient: bool = True) -> RegisteredSchema:
         """Return the schema with this id; `serialized` asks for Protobuf's descriptors in base64 instead of
@@ -150,6 +155,20 @@ class SchemaRegistry:
             )
             with self._lock:
                 self._schemas[key] = known
+        return known
+
+    def register(self, subject: str, text: str, kind: str) -> int:
+        """Return the id of a schema, which the subject has from now on, if it has not had it yet. Raises
+        ServiceUnavailableError if no answer can be had now, and UsageError if the registry refuses it."""
+        with self._lock:
+            known = self._ids.get((subject, text))
+        if known is None:
+            body = {"schema": text, **({} if kind == "AVRO" else {"schemaType": kind})}
+            path = f"/subjects/{quote(subject, safe='')}/versions"
+            found = self._get(path, f"subject {subject!r}", method="POST", json=body)
+            known = int(found["id"])
+            with self._lock:
+                self._ids[subject, text] = known
         return known
 
     def name_of(self, schema_id: int) -> str:
@@ -196,9 +215,9 @@ class SchemaRegistry:
                     ) from error
                 self._pause(seconds)
 
-    def _get(self, path: str, what: str, **options: Any) -> Any:
+    def _get(self, path: str, what: str, *, method: str = "GET", **options: Any) -> Any:
         try:
-            answer = self._pool.request("GET", f"{self._base}{path}", **options)
+            answer = self._pool.request(method, f"{self._base}{path}", **options)
         except self._errors.HTTPError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise UsageError(
@@ -216,6 +235,8 @@ class SchemaRegistry:
             )
         if status >= 500 or status in _BUSY:
             raise ServiceUnavailableError(f"{self.shown} cannot answer now (HTTP {status}: {body})")
+        if status in _UNFIT:
+            raise UsageError(f"{self.shown} refuses the schema for {what} (HTTP {status}: {body})")
         if status == 404:
             code = _error_code(answer.data)
             if code in _NOT_FOUND or (code == _NO_PATH and not what):

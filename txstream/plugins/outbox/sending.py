@@ -23,7 +23,7 @@ from txstream.api.topology import Topology
 from txstream.core.errors import StateTableError, TopologyError
 from txstream.core.transaction import FIRST_TXID, AttemptId, Txid
 from txstream.engine.start.companions import Leading
-from txstream.plugins.outbox.changes import CONTROL_SUFFIX, change_record, topic_of
+from txstream.plugins.outbox.changes import CONTROL_SUFFIX, recorder, topic_of
 from txstream.plugins.outbox.follower import Follower
 from txstream.plugins.outbox.sink import KafkaSinkBolt, sink_place, sink_record
 from txstream.state import StateBackend
@@ -79,7 +79,8 @@ def result_topics(leading: Leading) -> OutboxFollower | None:
             if goal.exactly_once:
                 _refuse_loop(topology, f"{goal.topic}{CONTROL_SUFFIX}")
             connect = partial(_connect_once if goal.exactly_once else _connect, leading, goal.topic)
-            outboxes.append(Outbox(state.changes.table, goal.topic, connect, change_record, _any_order))
+            record = recorder(goal, state, leading.context)
+            outboxes.append(Outbox(state.changes.table, goal.topic, connect, record, _any_order))
     if not outboxes:
         return None
     return OutboxFollower(

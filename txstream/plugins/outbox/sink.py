@@ -17,13 +17,28 @@ from typing import Any
 
 import pyarrow as pa
 
-from txstream.api.bolts import OutputCollector, OutputFieldsDeclarer, StateCommitter, TopologyContext
+from txstream.api.bolts import (
+    OutputCollector,
+    OutputFieldsDeclarer,
+    StateCommitter,
+    TopologyContext,
+    WorkerContext,
+)
 from txstream.api.reducers import Put
+from txstream.api.spouts import SpoutContext
 from txstream.api.state import SqlTable
 from txstream.api.tuples import Chunk, Tuple, one_row
 from txstream.core.errors import StateValueError, TopologyError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt
+from txstream.spouts.formats.value_encoders import (
+    AS_JSON,
+    Encode,
+    Rows,
+    UnfitRowError,
+    ValueEncoder,
+    encoder_of,
+)
 from txstream.state.reading import StoredRow
 
 KEY, VALUE = "key", "value"
@@ -40,7 +55,8 @@ class KafkaSinkBolt(StateCommitter):
     in the order of the fields `order_by`, by default those of topic, partition and offset that the input has.
     The table is named after the topic, `alerts_outbox`, unless `table` is given; its rows are deleted when
     they are sent. The topology may not read the topic. What no JSON can hold (NaN, half a character) ends the
-    run with StateValueError or becomes a dead letter.
+    run with StateValueError or becomes a dead letter. With `encode=Encode("avro")`, a value is a record of
+    its fields, be it one.
     """
 
     state: SqlTable
@@ -54,12 +70,15 @@ class KafkaSinkBolt(StateCommitter):
         order_by: str | Sequence[str] = (),
         table: str | None = None,
         url: str | None = None,
+        encode: Encode = AS_JSON,
     ) -> None:
         if not isinstance(topic, str) or not topic:
             raise TopologyError(f"KafkaSinkBolt takes the name of a topic, not {topic!r}")
         self.topic = topic
         self.writes_to = (topic,)
         self._key, self._value = key, value
+        self._encode: Encode | None = encode
+        self._encoder: ValueEncoder | None = None
         self._order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
         self.state = SqlTable(
             table or f"{topic.replace('.', '_')}_outbox",
@@ -85,6 +104,26 @@ class KafkaSinkBolt(StateCommitter):
             self._order = tuple(name for name in _PLACE if all(name in one.names for one in declarer.inputs))
         for name in self._order:
             declarer.input_field(name)
+        if self._encode is not None:
+            self._encoder = encoder_of(self._encode, self._sent_columns(declarer), self.topic)
+            self._encode = None  # a user's class in it stays on the driver
+
+    def _sent_columns(self, declarer: OutputFieldsDeclarer) -> pa.Schema:
+        first, *others = [
+            schema if self._value is None else pa.schema(map(schema.field, _listed(self._value)))
+            for schema in declarer.inputs
+        ]
+        if any(not one.equals(first) for one in others) and self._encode != AS_JSON:
+            raise TopologyError(
+                f"component {declarer.component!r}: topic {self.topic!r} gets tuples of several kinds, and "
+                f"its values are of one schema; say which fields (value=)"
+            )
+        return first
+
+    def prepare_worker(self, context: WorkerContext) -> Callable[[Rows], list[bytes]] | None:
+        if self._encoder is None:
+            return None
+        return self._encoder.writer(SpoutContext(context.topology_id, context.component, context.addresses))
 
     def prepare(
         self, context: TopologyContext, collector: OutputCollector, batch_id: TransactionAttempt
@@ -97,7 +136,9 @@ class KafkaSinkBolt(StateCommitter):
 
     def execute_chunk(self, chunk: Chunk) -> None:
         value = chunk.names if self._value is None else self._value
-        sent = {KEY: self._encoded(chunk, self._key), VALUE: self._encoded(chunk, value)}
+        write = self.context.resource
+        values = self._encoded(chunk, value) if write is None else self._written(chunk, _listed(value), write)
+        sent = {KEY: self._encoded(chunk, self._key), VALUE: values}
         columns = [chunk.batch.column(chunk.index[name]) for name in self._order]
         columns += [pa.array(sent[name], pa.binary()) for name in (KEY, VALUE)]
         names = [*(f"order {at}" for at in range(len(self._order))), KEY, VALUE]
@@ -111,14 +152,24 @@ class KafkaSinkBolt(StateCommitter):
             for one in _values(chunk, wanted):
                 found.append(encoded(one))
         except (TypeError, ValueError) as error:
-            row = len(found)
-            refused = StateValueError(
-                f"topic {self.topic!r} cannot be sent {next(one_row(chunk, row).tuples())!r}: {error}; "
-                f"filter such tuples out before the sink"
-            )
-            refused.at = row
-            raise refused from error
+            raise self._refused(chunk, len(found), error) from error
         return found
+
+    def _written(
+        self, chunk: Chunk, names: Sequence[str], write: Callable[[Rows], list[bytes]]
+    ) -> list[bytes]:
+        try:
+            return write(_values(chunk, names))
+        except UnfitRowError as error:
+            raise self._refused(chunk, error.row, error) from error
+
+    def _refused(self, chunk: Chunk, row: int, error: Exception) -> StateValueError:
+        refused = StateValueError(
+            f"topic {self.topic!r} cannot be sent {next(one_row(chunk, row).tuples())!r}: {error}; "
+            f"filter such tuples out before the sink"
+        )
+        refused.at = row
+        return refused
 
     def deltas(self) -> pa.Table:
         """Return this task's rows: txid, task and number, then key and value."""
