@@ -164,3 +164,12 @@ def test_a_fork_from_a_savepoint_or_a_time_begins_there_with_a_column_more(
     gone = shop.launcher.run("delete", "timed", "--drop-state", "--yes")
     assert (gone.status, shop.rows("SELECT count(*) FROM txstream_fence")) == (0, [(2,)]), gone.stderr
     assert shop.launcher.run("fork", unique, "timed").status == 0, "and its name is free again"
+    # After this time there is no record yet: it begins with what comes.
+    made = shop.launcher.run("fork", unique, "late", "--from", datetime.now(UTC).isoformat(), *code)
+    assert made.status == 0, made.stderr
+    shop.sell(10)
+    shop.run("shop_thursday", "--as", "late")
+    newest = [name for name, _ in shop.sales[-10:]]
+    assert {one: n for one, (_, n) in shop.totals("__late").items()} == {
+        one: newest.count(one) for one in newest
+    }
