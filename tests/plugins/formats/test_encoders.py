@@ -106,7 +106,7 @@ GIVEN = {
 
 def test_a_schema_of_avro_is_given() -> None:
     encode = Encode("avro", GIVEN, wire_format="plain")
-    rows = [{"name": "a", "n": 5}, {"name": "b", "n": None}]
+    rows: list[dict[str, Any]] = [{"name": "a", "n": 5}, {"name": "b", "n": None}]
     values = written(encode, rows, "name string, n int")
     assert [read_avro(GIVEN, value) for value in values] == [{**row, "more": "d"} for row in rows]
     for bad in ({"name": "b", "n": 1 << 31}, {"name": None, "n": 1}, {"name": "b", "n": "1"}):

@@ -4,9 +4,8 @@ Steps. 1. Lead both, claim an epoch of each, raise every fence; settle what was 
 the fork is at or past the topology's place in every partition, and that nothing hangs on the old tables that
 could not follow. 3. The identity in ZooKeeper names only the tables that both have, so that either code can
 start from here on; drop the plans that nothing has committed. 4. In each database one transaction, under both
-fences, forgets the fork, lets the names change places, and writes the topology's ledger row (where a renaming
-commits by itself, that comes after it: see renaming_later.py). 5. Progress
-advances as after any batch, the identity names the new tables, and the fork goes from ZooKeeper.
+fences, forgets the fork, lets the names change places, and writes the ledger row (renaming_later.py: the
+databases where a renaming commits by itself). 5. Progress advances, and the fork goes from ZooKeeper.
 
 Invariants. As a rewind, the swap is the batch of the txid that would commit next, and the first transaction
 decides: killed before it, nothing has begun (step 3 does not keep either code from starting); killed after
@@ -24,8 +23,7 @@ back, as of the batch before the swap: there it is a rewind to that txid, rows k
 again what came since. Savepoints of before still have the rows of before; a rewind to one of them works if
 the declarations are the same. Replaying a batch of before the swap reads the topics and the ledger, as ever.
 
-Dead letters of before would be counted twice if they were retried, so a swap with some of them is refused.
-"""
+Dead letters of before would be counted twice if they were retried, so a swap with some is refused."""
 
 from __future__ import annotations
 
