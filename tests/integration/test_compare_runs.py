@@ -28,7 +28,14 @@ def is_exact(found: dict[str, Any]) -> bool:
     return {name: found[name] for name in EXACT} == EXACT
 
 
-@pytest.mark.parametrize("kind", ["batch", "partition", "crash"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("batch", marks=pytest.mark.soak),
+        "partition",
+        pytest.param("crash", marks=pytest.mark.soak),
+    ],
+)
 def test_each_semantics_shows_what_it_does(launcher: Launcher, kind: str) -> None:
     found = compare(launcher, "--faults", kind)
     opaque, transactional, neither = (

@@ -117,6 +117,7 @@ def test_records_go_in_and_come_out_of_every_broker(kafka: EmbeddedKafka) -> Non
     assert consume(kafka, "both", 1, 1) == [b"c"]
 
 
+@pytest.mark.soak
 def test_consumer_groups_work(kafka: EmbeddedKafka) -> None:
     create_topic(kafka, "grouped", {0: [1]})
     produce(kafka, "grouped", 0, [b"x"])

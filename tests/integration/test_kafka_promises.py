@@ -153,6 +153,7 @@ def test_a_topic_with_transactions_keeps_the_promises_that_count(
     assert not check_spout(lambda: TransactionsHarness(topics, topic()), only=COUNTING).not_applicable
 
 
+@pytest.mark.soak
 def test_a_frozen_broker_is_an_outage_as_promised(
     steady_kafka: EmbeddedKafka, topic: Callable[[], str]
 ) -> None:

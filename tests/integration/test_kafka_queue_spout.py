@@ -208,6 +208,7 @@ while True:
 """
 
 
+@pytest.mark.soak
 def test_what_a_killed_process_had_goes_to_another(
     topics: Topics, unique: str, group: str, opened: list[OpenSpout]
 ) -> None:

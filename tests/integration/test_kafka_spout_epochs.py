@@ -99,6 +99,7 @@ def only(name: str, places: Places) -> Places:
     return {name: places[name]}
 
 
+@pytest.mark.soak
 def test_a_log_that_was_cut_back_and_has_grown_past_our_place(
     kafka: EmbeddedKafka, unique: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

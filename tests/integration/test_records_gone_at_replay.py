@@ -111,6 +111,7 @@ def made(
         yield make
 
 
+@pytest.mark.soak
 def test_a_replay_that_reads_something_else_than_a_database_has_ends_the_run(
     made: Callable[..., Desk],
 ) -> None:

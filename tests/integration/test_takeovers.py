@@ -167,6 +167,7 @@ def statuses(request: pytest.FixtureRequest, rounds: Ahead[list[int]]) -> list[i
     return rounds[request.node.name]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_two_leaders_killed(statuses: list[int]) -> None:
     assert statuses == [-signal.SIGKILL] * 2

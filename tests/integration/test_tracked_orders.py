@@ -80,7 +80,8 @@ def orders(launcher: Launcher, sqlite_url: str, unique: str) -> Iterator[Orders]
         orders.engine.dispose()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_a_driver_that_is_killed_in_the_middle(
     kind: str, orders: Orders, request: pytest.FixtureRequest
 ) -> None:

@@ -103,7 +103,7 @@ def test_tuples_cross_spark_tasks_for_a_bolt_that_cannot_be_merged(
     assert max(found.values()) == report.batches, "a word counts once a batch, not once a task"
 
 
-@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
+@pytest.mark.parametrize("semantics", ["opaque", pytest.param("transactional", marks=pytest.mark.soak)])
 def test_an_attempt_that_takes_too_long_is_cancelled_and_replayed(
     services: Services, spark: SparkSession, sqlite_url: str, tmp_path: Path, unique: str, semantics: Any
 ) -> None:

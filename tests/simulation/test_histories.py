@@ -59,6 +59,7 @@ def test_results_are_exact_in_many_more_histories(spout: Semantics, state: Seman
         simulate(seed, spout, databases, faults=faults, steps=120 + seed % 200, state=state)
 
 
+@pytest.mark.soak
 def test_histories_have_in_them_what_they_are_to_show() -> None:
     """A simulation in which nothing goes wrong would pass too."""
     seen: Counter[str] = Counter()

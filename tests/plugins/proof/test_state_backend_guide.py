@@ -49,6 +49,7 @@ def url(guide: ModuleType, tmp_path: Path) -> str:
     return f"events://{tmp_path}/events.log"
 
 
+@pytest.mark.soak
 def test_the_example_keeps_every_promise_that_applies(guide: ModuleType, tmp_path: Path) -> None:
     """Each check has a log of its own, which is read from its beginning whenever it is opened."""
     report = run_checks(

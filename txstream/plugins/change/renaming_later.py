@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Column, Connection, Integer, MetaData, Table, inspect, text
+from sqlalchemy.schema import SetTableComment
 
 from txstream.plugins.change import kept, renaming
 from txstream.plugins.change.renaming import Pair
@@ -80,9 +81,7 @@ def prepare(database: StateDatabase, pairs: Sequence[Pair], fork: str) -> None:
                 continue
             comment = inspect(connection).get_table_comment(pair.name)["text"]
             if comment:
-                told = comment.replace("\\", "\\\\").replace("'", "''").replace("%", "%%")
-                name = renaming.quoted(connection, pair.incoming)
-                connection.exec_driver_sql(f"ALTER TABLE {name} COMMENT = '{told}'")
+                connection.execute(SetTableComment(Table(pair.incoming, MetaData(), comment=comment)))
 
 
 def finish(
