@@ -47,20 +47,37 @@ class SavedRig:
         self.test: TopologyTest | None = None
 
     def start(
-        self, spout: Any = OpaqueSpout, commit: Any = "driver", letters: DeadLetters | None = None
+        self,
+        spout: Any = OpaqueSpout,
+        commit: Any = "driver",
+        letters: DeadLetters | None = None,
+        tells: bool = False,
     ) -> TopologyTest:
+        """`tells`: changes of the tables wait for topics, and 5 in `kept` removes a row."""
         source, words = spout(self.source, max_batch_records=2), "words"
         builder = TransactionalTopologyBuilder("words", words, source, commit=commit, dead_letters=letters)
         if letters is not None:
             words = "check"
             builder.set_bolt(words, Check()).shuffle_grouping("words")
         for number, url in enumerate(self.urls):
-            state = SqlState(f"words_{number}", key="word string", value="n bigint", url=url)
+            state = SqlState(
+                f"words_{number}",
+                key="word string",
+                value="n bigint",
+                url=url,
+                changes_to=f"{number}" if tells else None,
+            )
             store = builder.set_committer_bolt(f"store{number}", SqlStateBolt(state, n=Count()))
             store.fields_grouping(words, "word")
         if spout is not NonTransactionalSpout:
             rows = SqlTable(
-                "kept", "number bigint", key="word string", on_conflict="replace", url=self.urls[1]
+                "kept",
+                "number bigint",
+                key="word string",
+                on_conflict="replace",
+                url=self.urls[1],
+                changes_to="kept" if tells else None,
+                removed_by="number = 5" if tells else None,
             )
             builder.set_bolt("keep", SqlAppendBolt(rows, order_by="number")).fields_grouping(words, "word")
         self.test = TopologyTest(builder, database=self.urls[0])

@@ -105,6 +105,72 @@ def test_the_states_are_as_they_were_and_the_records_since_are_read_again(
     assert (again.txid, rig.all_rows()) == (8, before), "as often as one likes"
 
 
+def folded(changes: list[dict[str, Any]], into: dict[str, int]) -> dict[str, int]:
+    """What a reader of these changes has, after what it had."""
+    for one in sorted(changes, key=lambda one: one["txid"]):
+        if one["txstream_gone"]:
+            into.pop(one["word"], None)
+        else:
+            into[one["word"]] = one.get("n") or one["number"]
+    return into
+
+
+@pytest.mark.parametrize(
+    ("spout", "to", "dies"),
+    [
+        ("opaque", "monday", ""),
+        ("transactional", "monday", "database 0 put back"),
+        pytest.param("opaque", "monday", "database 1 put back", marks=pytest.mark.soak),
+        ("opaque", "3", "database 0 put back"),
+    ],
+)
+def test_who_follows_a_table_is_told_what_was_put_back(
+    rig: SavedRig, monkeypatch: pytest.MonkeyPatch, spout: str, to: str, dies: str
+) -> None:
+    test = rig.start(SPOUTS[spout], tells=True)
+    tables = {"words_0": 0, "words_1": 1, "kept": 1}
+
+    def changes(since: int) -> dict[str, list[dict[str, Any]]]:
+        found = {}
+        for table, number in tables.items():
+            with sqlite3.connect(rig.files[number]) as connection:
+                connection.row_factory = sqlite3.Row
+                rows = connection.execute(f"SELECT * FROM {table}_changes WHERE txid >= {since}")
+                found[table] = [dict(row) for row in rows]
+        return found
+
+    def shown() -> dict[str, dict[str, int]]:
+        return {
+            table: {row[0]: row[1] for row in rig.rows(number, table)} for table, number in tables.items()
+        }
+
+    test.run()
+    create_savepoint("words", "monday", rig.settings)
+    more(rig)
+    readers = {table: folded(rows, {}) for table, rows in changes(0).items()}
+    assert readers == shown()
+    with monkeypatch.context() as patch, contextlib.suppress(Died):
+        patch.setattr(rewinding, "_reached", partial(die_at, dies))
+        go_back(rig, to)
+    test.restart()
+    assert ledger(rig, 0)[-1][0] == ledger(rig, 1)[-1][0] == 5
+    told = changes(5)
+    assert all(told.values())
+    readers = {table: folded(rows, readers[table]) for table, rows in told.items()}
+    assert readers == shown()
+    keys = [(table, row["word"]) for table, rows in told.items() for row in rows]
+    assert len(keys) == len(set(keys)), "a txid has one row of each key"
+    unchanged = {("words_0", "b"), ("words_1", "b"), ("kept", "b")}
+    assert unchanged.isdisjoint(keys)
+    test.run()
+    assert {table: folded(rows, readers[table]) for table, rows in changes(6).items()} == shown()
+
+
+def die_at(step: str, reached: str) -> None:
+    if step == reached:
+        raise Died
+
+
 def test_dead_letters_are_as_they_were_so_that_no_record_counts_twice(
     rig: SavedRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ from txstream.plugins.change.savepoints import (
     sql_databases,
 )
 from txstream.plugins.change.swap_command import settle as settle_swap
+from txstream.plugins.change.told import telling
 from txstream.settings import Settings
 from txstream.state import BatchRecord, StateDatabase, TopologyLife, TopologyStates
 from txstream.state.declarations import Owner, declared_spec
@@ -160,8 +161,8 @@ def rewind_in(
     first, last = Txid(target.to + 1), target.last
     confirm(
         f"Put {topology_id} back to txid {target.to}, as batch {progress.current}? The effects of txid "
-        f"{first} to {last} go, and their records are read again. Consumer groups, topics and tables "
-        f"elsewhere that follow it are not told."
+        f"{first} to {last} go, and their records are read again. Topics of changes_to are told at "
+        f"the next start; consumer groups and what else follows the topology are not."
     )
     # Step 2
     kept = {txid: one for txid, one in progress.batches.items() if txid < progress.current}
@@ -315,27 +316,44 @@ def _put_back_everywhere(
     states: Sequence[TopologyStates], target: Target, txid: Txid, attempt: AttemptId
 ) -> None:
     for number, one in enumerate(states):
-        _put_back(sql_database(one.store), one.life, target, TransactionAttempt(txid, attempt))
+        last = one.last_batch()
+        again = last is not None and last.txid == txid
+        _put_back(sql_database(one.store), one.life, target, TransactionAttempt(txid, attempt), again=again)
         _reached(f"database {number} put back")
 
 
 def _put_back(
-    database: StateDatabase, life: TopologyLife, target: Target, attempt: TransactionAttempt
+    database: StateDatabase,
+    life: TopologyLife,
+    target: Target,
+    attempt: TransactionAttempt,
+    *,
+    again: bool,
 ) -> None:
-    """Put the states of one database back, in one transaction under the fence."""
+    """Put the states of one database back, in one transaction under the fence. Done `again`, it leaves what
+    is to be told as it is."""
     part = None if target.savepoint is None else saved_in(database, life.topology).get(target.savepoint)
     now = datetime.now(UTC)
     with database.sessions.writing(f"rewinding to txid {target.to}", patient=True) as (connection, answered):
         here = SqlTransaction(life, PreparedStatements(database.sessions), connection, answered)
         here.hold_fence(attempt.attempt)
-        for owner in state_tables.owned_by(connection, life.topology):
-            live = state_tables.declared_table(owner, database.sessions.dialect)
-            if part is not None:
-                _from_savepoint(connection, database, part, owner, live)
-            elif _is_appended(owner):
-                connection.execute(delete(live).where(live.c[TXID_COLUMN] > target.to))
-            else:
-                here.restore(TransactionAttempt(target.last, attempt.attempt), declared_spec(owner))
+        owners = state_tables.owned_by(connection, life.topology)
+        live = {one.table: state_tables.declared_table(one, database.sessions.dialect) for one in owners}
+        copies = {one.declaration["copies"]: live[one.table] for one in owners if "copies" in one.declaration}
+        # Copies first, so that what is told stays.
+        for owner in sorted(owners, key=lambda one: "copies" not in one.declaration):
+            if again and "copies" in owner.declaration:
+                continue
+            table, spec = live[owner.table], declared_spec(owner)
+            changes = None if again else copies.get(owner.table)
+            since = Txid(0 if part is not None else target.to + 1)
+            with telling(connection, spec.state, table, changes, since, attempt.txid):
+                if part is not None:
+                    _from_savepoint(connection, database, part, owner, table)
+                elif _is_appended(owner):
+                    connection.execute(delete(table).where(table.c[TXID_COLUMN] > target.to))
+                else:
+                    here.restore(TransactionAttempt(target.last, attempt.attempt), spec)
             answered()
         _undo_letters(connection, life, target.to)
         here.write_batch(
