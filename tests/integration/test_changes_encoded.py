@@ -103,7 +103,7 @@ def test_what_the_registry_has_reads_what_was_sent(
     totals: dict[str, int] = {}
     for key, value in read(services.kafka, f"{unique}-changes"):
         schema = fastavro.parse_schema(json.loads(schema_of(own_registry.url, value)["schema"]))
-        row = fastavro.schemaless_reader(io.BytesIO(value[5:]), schema, None)
+        row: Any = fastavro.schemaless_reader(io.BytesIO(value[5:]), schema, None)
         assert row["customer"].encode() == key
         totals[row["customer"]] = int(row["amount"] * 100)
     expected: Counter[str] = Counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from xml.etree import ElementTree
 
 import pyarrow.parquet as pq
 import pytest
+from support.nursery import nursery
 from support.replays import run
+from support.runs import RunningCommand
 
 from txstream.cli.code import remember_code
 from txstream.cli.factory import load_topology
@@ -189,3 +192,41 @@ def test_what_a_run_was_given_is_for_its_user_alone(desk: Settings) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     written: dict[str, Any] = json.loads(file.read_text())
     assert written == {"target": "counting:made", "parameters": []}
+
+
+DEADLY = """
+import os
+import signal
+
+from support.replays import topology
+from txstream.plugins.files import FileEmitter
+from txstream.spouts.files import FileSpout
+
+
+class Emitter(FileEmitter):
+    def emit(self, attempt, partition, meta):
+        for batch in super().emit(attempt, partition, meta):
+            if "the end" in batch.column(0).to_pylist():
+                os.kill(os.getpid(), signal.SIGSEGV)
+            yield batch
+
+
+class Deadly(FileSpout):
+    def emitter(self, context):
+        return Emitter(self)
+
+
+def made():
+    return topology(Deadly("lines"))
+"""
+
+
+def test_a_record_whose_decoder_ends_its_process_ends_no_command(desk: Settings, tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    code = ("--topology", "deadly:made")
+    for command in (("replay", "words", "1..2"), ("why", "words", "words", "the")):
+        ended = RunningCommand(
+            nursery().start(["-m", "txstream", *command, *code], tmp_path, os.environ)
+        ).wait(60)
+        assert ended.status == 1, ended.stderr
+        assert "txid 2 attempt 1.2: its worker process ended: signal 11 (Segmentation fault)" in ended.stderr

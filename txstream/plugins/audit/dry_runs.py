@@ -221,8 +221,8 @@ def read_today(table: str) -> str:
 def dry_runs(
     topology: Topology, settings: Settings | None, *, capture: bool = False, on_spark: bool = False
 ) -> Iterator[DryRuns]:
-    """Open what dry runs need. Batches run in this process, which is ready at once, unless `on_spark` or a
-    DataFrame bolt asks for Spark. With `capture`, results have the tuples of all components.
+    """Open what dry runs need. Batches run in a copy of this process, which is ready at once, unless
+    `on_spark` or a DataFrame bolt asks for Spark. With `capture`, results have the tuples of all components.
 
     Raises UnknownTopologyError, ServiceUnavailableError.
     """
@@ -243,23 +243,29 @@ def dry_runs(
             targets = state_targets(topology, settings.database_url(), databases.require)
             bindings = map_bindings(topology, "", targets)
         plan = compile_topology(topology, context, uuid.uuid4().hex, capture=capture, bindings=bindings)
+        needs_spark = any(bolt.is_dataframe for bolt in plan.bolts)
+        small = None if needs_spark else _without_spark(topology, plan)
+        if small is not None:
+            stack.callback(small.close)
         coordinator = topology.spout.source.coordinator(context)
         stack.callback(coordinator.close)
-        needs_spark = any(bolt.is_dataframe for bolt in plan.bolts)
-        runner = _on_spark(topology, settings, plan, stack) if on_spark or needs_spark else None
-        if runner is None or not needs_spark:
-            small = _in_this_process(plan)
-            stack.callback(small.close)
-        else:
-            small = runner
-        jobs_at_once = 1 if runner is None else _JOBS_AT_ONCE
-        yield DryRuns(topology, settings, databases, plan, runner or small, small, coordinator, jobs_at_once)
+        runner = _on_spark(topology, settings, plan, stack) if on_spark or small is None else None
+        if runner is not None:
+            small = small or runner
+            yield DryRuns(topology, settings, databases, plan, runner, small, coordinator, _JOBS_AT_ONCE)
+        elif small is not None:
+            yield DryRuns(topology, settings, databases, plan, small, small, coordinator)
 
 
-def _in_this_process(plan: ExecutionPlan) -> BatchRunner:
-    from txstream.plugins.local.local_runner import InProcessRunner
+def _without_spark(topology: Topology, plan: ExecutionPlan) -> BatchRunner:
+    """Rows that are in this process alone are run in it; what a source decodes may end the process."""
+    if not topology.spout.source.other_process:
+        from txstream.plugins.local.local_runner import InProcessRunner
 
-    return InProcessRunner(plan)
+        return InProcessRunner(plan)
+    from txstream.plugins.audit.process_apart import RunnerApart
+
+    return RunnerApart(plan)
 
 
 def _on_spark(

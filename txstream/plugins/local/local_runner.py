@@ -200,9 +200,13 @@ class InProcessRunner:
         order = work_order(
             attempt, metas, self.plan, self.slots, width=self._width, spare=spare, known=self.fetched
         )
+        return self._collected(order, self._processed(order), started)
+
+    def _processed(self, order: WorkOrder) -> list[Element]:
+        """Return what the Spark tasks of the processing phase send on, and their answers."""
         layout = lay_out(self.plan, order.width, order.slots)
         ended: set[tuple[int, int]] = set()
-        self._ended[attempt] = layout, ended
+        self._ended[order.attempt] = layout, ended
         if len(self._ended) > _KEPT_ATTEMPTS:
             del self._ended[next(iter(self._ended))]
         elements: list[Element] = []
@@ -210,7 +214,7 @@ class InProcessRunner:
             with self._process() as process:
                 elements += run_first_stage(self.plan, spark_task, order, process)
             ended.add((0, spark_task))
-        return self._process_all(order, elements, started)
+        return self._later_stages(order, layout, elements)
 
     def find(
         self,
@@ -239,18 +243,22 @@ class InProcessRunner:
 
     def _feed(self, order: WorkOrder, fed: list[Element]) -> BatchResult:
         started = time.perf_counter()
-        first = lay_out(self.plan, order.width, order.slots).stages[0]
-        return self._process_all(order, self._through(order, first, fed, {DRIVER: 1}), started)
+        layout = lay_out(self.plan, order.width, order.slots)
+        elements = self._through(order, layout.stages[0], fed, {DRIVER: 1})
+        return self._collected(order, self._later_stages(order, layout, elements), started)
 
-    def _process_all(self, order: WorkOrder, elements: list[Element], started: float) -> BatchResult:
-        """Run the rest of the processing phase on the elements that its first stage made."""
-        attempt, layout = order.attempt, lay_out(self.plan, order.width, order.slots)
+    def _later_stages(self, order: WorkOrder, layout: Layout, elements: list[Element]) -> list[Element]:
         for stage in layout.process[1:]:
             elements = self._later_stage(order, layout, stage, elements)
+        return elements
+
+    def _collected(self, order: WorkOrder, elements: list[Element], started: float) -> BatchResult:
+        """Put together what the processing phase gives."""
+        layout = lay_out(self.plan, order.width, order.slots)
         return collect_result(
             self.plan,
-            attempt,
-            open_answers(attempt, (message for target, message in elements if target == ANSWER)),
+            order.attempt,
+            open_answers(order.attempt, (message for target, message in elements if target == ANSWER)),
             time.perf_counter() - started,
             order.width,
             kept=_Kept(order, layout, [element for element in elements if element[0] != ANSWER]),
