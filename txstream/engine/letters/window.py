@@ -55,6 +55,7 @@ class LetterWindow:
         self._lock = threading.Lock()  # batches are processed by several threads
         self._open: dict[Txid, _Batch] = {}
         self._committed: deque[_Batch] = deque()
+        self._records = self._dead = 0  # of those: thousands of batches are not added up for each
         self._first: Txid | None = None  # of this driver's own batches
         self._has_read = False
 
@@ -70,9 +71,10 @@ class LetterWindow:
         with self._lock:
             if (batch := self._open.pop(txid, None)) is not None:
                 self._committed.append(batch)
+                self._count([batch])
                 self._take_back(batch)
             while len(self._committed) > _MOST_BATCHES:
-                self._committed.popleft()
+                self._count([self._committed.popleft()], -1)
 
     def require_few(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> None:
         """Raise TooManyDeadLettersError if with what this batch leaves out too many have become letters."""
@@ -81,11 +83,13 @@ class LetterWindow:
             if not self._has_read:
                 self._has_read = True
                 self._committed.extendleft(reversed(before))
-                for batch in [*self._committed]:
+                self._count(before)
+                for batch in self._committed:
                     self._take_back(batch)
             self._forget_old()
             window, this = [*self._committed, *self._open.values()], self._open[attempt.txid]
-        records, dead = sum(one.records for one in window), sum(len(one.dead) for one in window)
+            records = self._records + sum(one.records for one in self._open.values())
+            dead = self._dead + sum(len(one.dead) for one in self._open.values())
         most = max(self._limits.max_per_batch, math.floor(self._limits.max_share * records))
         if dead > most:
             since = next(one.at for one in window if one.dead)
@@ -99,16 +103,21 @@ class LetterWindow:
                 f"max_per_batch of DeadLetters, --dead-letters N"
             )
 
+    def _count(self, batches: Sequence[_Batch], sign: int = 1) -> None:
+        self._records += sign * sum(one.records for one in batches)
+        self._dead += sign * sum(len(one.dead) for one in batches)
+
     def _take_back(self, batch: _Batch) -> None:
         for txid, place in batch.retried:
             for one in self._committed:
-                one.dead.difference_update([place] if one.txid == txid else ())
+                if one.txid == txid and place in one.dead:
+                    one.dead.remove(place)
+                    self._dead -= 1
 
     def _forget_old(self) -> None:
         window, old = self._committed, datetime.now(UTC) - AGE
-        records = sum(one.records for one in window)
-        while window and window[0].at < old and records - window[0].records >= RECORDS:
-            records -= window.popleft().records
+        while window and window[0].at < old and self._records - window[0].records >= RECORDS:
+            self._count([window.popleft()], -1)
 
     def _read(self, before: Txid) -> list[_Batch]:
         """Return what the ledger has of the window before a txid, the oldest first."""
