@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -21,7 +22,7 @@ from txstream.core.readings import Reading
 from txstream.core.transaction import TransactionAttempt
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka.client import KafkaClient
-from txstream.spouts.kafka.columns import Part, fitting_batch, joined_batch, readers
+from txstream.spouts.kafka.columns import Part, Readers, fitting_batch, joined_batch, readers
 from txstream.spouts.kafka.fetch import CHUNK_OFFSETS, RangeFetcher
 from txstream.spouts.kafka.range_read import RangeRead
 
@@ -115,8 +116,12 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
             if found is None:
                 return None
             parts.append(found)
+        return pa.Table.from_batches([joined_batch(*self._undecoded, parts)])
+
+    @cached_property
+    def _undecoded(self) -> tuple[KafkaSource, Readers]:
         source = self._source.undecoded()
-        return pa.Table.from_batches([joined_batch(source, readers(source, self._context), parts)])
+        return source, readers(source, self._context)
 
     def take_ahead(self, metas: Mapping[str, KafkaRange], ahead: Mapping[str, bytes]) -> None:
         """Keep what the coordinator's fetch has brought of these ranges: record batches from their starts."""

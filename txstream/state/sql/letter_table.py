@@ -18,7 +18,9 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     RowMapping,
+    Select,
     and_,
+    bindparam,
     delete,
     func,
     insert as sql_insert,
@@ -36,6 +38,10 @@ from txstream.state.stored_letters import DEAD, StoredDeadLetter, cleaned, not_d
 
 _HEAVY = ("key", "value", "headers", "traceback")
 _MOST_KEYS = 100  # in one question
+_ATTEMPT = ("topology", "uuid", "txid", "attempt")
+_COUNTED = select(func.count()).select_from(dead_letter)
+# Made once: to make it takes SQLAlchemy as long as the database takes to answer it.
+_OF_ATTEMPT = _COUNTED.where(*(dead_letter.c[name] == bindparam(name) for name in _ATTEMPT))
 
 
 def insert(
@@ -48,19 +54,12 @@ def insert(
     when: datetime,
 ) -> None:
     """Write the rows of a batch."""
-    batch = {
-        "topology": topology,
-        "uuid": uuid,
-        "txid": txid,
-        "attempt": attempt,
-        "status": DEAD,
-        "when": when,
-    }
+    mine = {"topology": topology, "uuid": uuid, "txid": txid, "attempt": attempt}
+    batch = mine | {"status": DEAD, "when": when}
     rows = [batch | _columns(cleaned(one)) | {"place": place_of(one.source)} for one in letters]
     if rows:
         connection.execute(sql_insert(dead_letter), rows)
-        mine = and_(_of(topology, uuid), dead_letter.c.txid == txid, dead_letter.c.attempt == attempt)
-        _prove(connection, mine, len(rows), TransactionAttempt(txid, attempt))
+        _prove(connection, _OF_ATTEMPT, len(rows), TransactionAttempt(txid, attempt), **mine)
 
 
 def undo(connection: Connection, topology: str, uuid: str, txid: Txid) -> None:
@@ -91,7 +90,7 @@ def mark_retried(
     for start in range(0, len(marked), _MOST_KEYS):
         some = marked[start : start + _MOST_KEYS]
         these = tuple_(dead_letter.c.txid, dead_letter.c.place).in_(some)
-        _prove(connection, and_(mine, these), len(some), f"txid {txid}")
+        _prove(connection, _COUNTED.where(mine, these), len(some), f"txid {txid}")
 
 
 def read(
@@ -133,9 +132,9 @@ def _of(topology: str, uuid: str) -> ColumnElement[bool]:
     return and_(dead_letter.c.topology == topology, dead_letter.c.uuid == uuid)
 
 
-def _prove(connection: Connection, mine: ColumnElement[bool], rows: int, whose: object) -> None:
-    """Require that just so many of these rows are there. A trigger may have taken some, without an error."""
-    found = connection.execute(select(func.count()).select_from(dead_letter).where(mine)).scalar_one()
+def _prove(connection: Connection, count: Select[int], rows: int, whose: object, **values: object) -> None:
+    """Require that just so many rows are there. A trigger may have taken some, without an error."""
+    found = connection.execute(count, values).scalar_one()
     if found != rows:
         raise rows_missing(dead_letter.name, whose, rows, rows - found)
 
