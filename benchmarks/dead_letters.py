@@ -3,6 +3,7 @@
     python benchmarks/dead_letters.py                    # batches of 500,000 records; three minutes
     python benchmarks/dead_letters.py --records 50000
     python benchmarks/dead_letters.py --shares --records 200000      # bad records all along a topic
+    python benchmarks/dead_letters.py --latency                      # 1,000 records a second; seven minutes
 
 Each run takes a topic of JSON values in one batch: Kafka and ZooKeeper of its own, PostgreSQL with fsync, one
 Spark session. A bolt that is called for each tuple stands behind an exchange and raises for a negative
@@ -14,6 +15,10 @@ With `--shares` one record in 1,000, in 10,000 and in 100,000 is bad, evenly spr
 Avro: its value cannot be decoded, or a bolt raises, in the stage that reads or behind an exchange. A topic is
 read in batches of a tenth of it (catching up) and of 1,000 records (live). The output has the throughput as a
 part of that of a healthy topic.
+
+With `--latency` 1,000 JSON records come each second, with the same shares. The output has the milliseconds
+from producing a record to its commit, as PostgreSQL recorded it, and the median as a multiple of a healthy
+topic's.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ import io
 import json
 import statistics
 import tempfile
+import time
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -34,7 +40,7 @@ from beside_peers import own_server
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from peers.workload import connect
+from peers.workload import connect, latencies
 
 import txstream
 from txstream import (
@@ -56,6 +62,7 @@ from txstream.engine.spark.session import create_session
 from txstream.plugins.local.embedded import embedded
 
 PARTITIONS = 4
+RATE = 1_000
 USERS = 1_000
 FIGURES = ("attempts", "jobs", "seconds")
 BAD_JSON, BAD_AMOUNT = "bad-json", "bad-amount"
@@ -201,6 +208,76 @@ def shares(session: Any, settings: txstream.Settings, options: argparse.Namespac
     return all_exact
 
 
+def value_of(number: int, user: str, kind: str, share: int | None) -> bytes:
+    if not is_bad(number, share):
+        return b'{"user": "%s", "amount": %d}' % (user.encode(), number)
+    return b'{"user": "u' if kind == "value" else b'{"user": "u0", "amount": -1}'
+
+
+def produce_paced(kafka: str, topic: str, kind: str, share: int | None, seconds: float) -> tuple[int, int]:
+    """Produce RATE records a second at an even pace, of which one in a hundredth of a second is a marker.
+    Return how many there are, and how many of them are bad."""
+    producer = Producer({"bootstrap.servers": kafka, "linger.ms": 0, "acks": 1})
+    ticks = int(seconds * 100)
+    started, number = time.time(), 0
+    for tick in range(ticks):
+        time.sleep(max(0.0, started + tick / 100 - time.time()))
+        for place in range(RATE // 100):
+            # The last is never a bad one: shares are even.
+            marks = place == RATE // 100 - 1
+            user = f"m-{tick}-{int(time.time() * 1e6)}" if marks else f"u{number % USERS}"
+            producer.produce(topic, value_of(number, user, kind, share), partition=number % PARTITIONS)
+            number += 1
+        producer.poll(0)
+    producer.flush()
+    return number, sum(is_bad(one, share) for one in range(number))
+
+
+def run_paced(
+    session: Any, settings: txstream.Settings, kind: str, where: str, share: int | None, seconds: float
+) -> tuple[dict[str, Any], bool]:
+    """Return the percentiles of the latency, and whether all is exact."""
+    name = f"letters_{uuid.uuid4().hex[:10]}"
+    admin = AdminClient({"bootstrap.servers": settings.kafka})
+    for created in admin.create_topics([NewTopic(name, PARTITIONS, 1)]).values():
+        created.result()
+    with (
+        contextlib.closing(connect(settings.database_url())) as connection,
+        txstream.start(along(name, name, "json", where, 10_000), session, settings) as running,
+    ):
+        produced, bad = produce_paced(settings.kafka or "", name, kind, share, seconds)
+        query = (
+            f"SELECT (SELECT coalesce(sum(n), 0) FROM {name}), "
+            f"(SELECT count(*) FROM txstream_dead_letter WHERE topology = '{name}')"
+        )
+        expected, deadline = (produced - bad, bad), time.monotonic() + 60
+        while (found := connection.execute(query).fetchone()) != expected and time.monotonic() < deadline:
+            time.sleep(0.1)
+        running.stop()
+        running.wait()
+    taken = latencies(settings.database_url(), seconds / 3, table=name, key='"user"')
+    return dict(taken), found == expected
+
+
+def latency(session: Any, settings: txstream.Settings, seconds: float) -> bool:
+    """Measure 1,000 records a second, beside a healthy topic. Return whether all is exact."""
+    print(f"{RATE:,} records a second, ms to the commit{'1 in':>24}{'p50':>8}{'p99':>8}{'of healthy':>12}")
+    run_paced(session, settings, *KINDS[0], None, seconds)  # Java compiles, workers start
+    all_exact = True
+    for kind, where in KINDS:
+        healthy: dict[str, Any] = {}
+        for share in (None, *SHARES):
+            found, is_exact = run_paced(session, settings, kind, where, share, seconds)
+            healthy = healthy or found
+            all_exact = all_exact and is_exact
+            how = f"bad {kind}, {where}" if share else f"healthy, {where}"
+            shown = f"{share:,}" if share else "-"
+            of_healthy = found["p50"] / healthy["p50"]
+            line = f"{how:<48}{shown:>15}{found['p50']:>8.1f}{found['p99']:>8.1f}{of_healthy:>12.2f}"
+            print(line, flush=True)
+    return all_exact
+
+
 def make_topics(kafka: str, records: int) -> Counter[str]:
     """Create the topics, with a bad record in the middle where there is one. Return the orders of each user
     without that record."""
@@ -252,6 +329,8 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--shares", action="store_true", help="bad records all along a topic")
+    parser.add_argument("--latency", action="store_true", help="of 1,000 records a second")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each run of --latency (default 30)")
     parser.add_argument("--formats", nargs="+", choices=("json", "avro"), default=("json", "avro"))
     options = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {case: [] for case, _, _ in CASES}
@@ -267,6 +346,8 @@ def main() -> int:
         stack.callback(session.stop)
         if options.shares:
             return 0 if shares(session, settings, options) else 1
+        if options.latency:
+            return 0 if latency(session, settings, options.seconds) else 1
         good = make_topics(services.kafka, options.records)
         measure(session, settings, "healthy", False, good)  # Java compiles, workers start
         for _ in range(options.turns):

@@ -175,12 +175,12 @@ def counted(url: str, *, table: str = "counts", count: str = "count") -> int:
     return int(row[0])
 
 
-def latencies(url: str, skip_seconds: float, *, table: str = "counts") -> Mapping[str, Any]:
+def latencies(url: str, skip_seconds: float, *, table: str = "counts", key: str = "key") -> Mapping[str, Any]:
     """Return the milliseconds from producing the markers to their commit."""
     with connect(url) as connection:
         rows = connection.execute(
-            f"SELECT key, extract(epoch FROM pg_xact_commit_timestamp(xmin)) FROM {table} "
-            "WHERE key LIKE 'm-%'"
+            f"SELECT {key}, extract(epoch FROM pg_xact_commit_timestamp(xmin)) FROM {table} "
+            f"WHERE {key} LIKE 'm-%'"
         ).fetchall()
     return _percentiles([(word, float(at)) for word, at in rows], skip_seconds)
 
