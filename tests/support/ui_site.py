@@ -23,6 +23,17 @@ from txstream.plugins.web.site import Site
 from txstream.settings import Settings
 from txstream.state import open_database
 
+VIEWS = (
+    "",
+    "/timeline",
+    "/batches/5",
+    "/source",
+    "/state",
+    "/state/words",
+    "/failures",
+    "/trust",
+    "/graph",
+)
 TXIDS = 30
 AWAY = "lines/1"
 BASE = "http://127.0.0.1:8765"

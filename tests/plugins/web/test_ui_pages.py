@@ -2,96 +2,47 @@
 
 from __future__ import annotations
 
-import contextlib
-import html
 import json
 import re
 import sqlite3
-import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
-import uvicorn
-from starlette.testclient import TestClient
-from support.lists import each
-from support.states import Rig, name_databases
-from support.ui_site import AWAY, BASE, TXIDS, Served, filled
-from support.zookeeper_backends import CODEC, metas
+from support.states import Rig
+from support.ui_site import AWAY, TXIDS, VIEWS, Served, filled
+from support.zookeeper_backends import CODEC
 
 from txstream.api.spouts import HeldBack
 from txstream.cli import failures_shown, status
 from txstream.cli.main import main
-from txstream.core.errors import ServiceUnavailableError
 from txstream.core.failing_batch import FailingBatch, Wait
 from txstream.core.placement import Assignment, EdgeTuples, TaskPlace
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Epoch, Txid, attempt_id
-from txstream.inspect import Batch, LedgerEntry, MissingDatabase, databases, overview, standing
+from txstream.inspect import Batch, LedgerEntry, overview, standing
 from txstream.inspect.source import SourceNow
-from txstream.plugins.compare import kept
 from txstream.plugins.proof.zookeeper_tree import MemoryProgress
 from txstream.plugins.web import (
-    app as app_module,
     last_hour as hour_module,
     pages,
-    site as site_module,
     views,
 )
-from txstream.plugins.web.app import make_app
-from txstream.plugins.web.command import metrics_of
-from txstream.plugins.web.site import Site
 from txstream.plugins.web.timeline import seconds_of
-from txstream.settings import Settings
-from txstream.state import StateDatabase, open_database
+from txstream.state import StateDatabase
 from txstream.zookeeper import (
     ASSIGNMENT,
     EDGES,
-    ENDED,
     FAILING,
-    FAILING_ATTEMPTS,
     TREES,
     WAITING,
     Identity,
-    Kind,
 )
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
-VIEWS = (
-    "",
-    "/timeline",
-    "/batches/5",
-    "/source",
-    "/state",
-    "/state/words",
-    "/failures",
-    "/trust",
-    "/graph",
-)
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("ZOOKEEPER", "KAFKA", "DATABASE", "MASTER", "STATE_DATABASES"):
-        monkeypatch.delenv(f"TXSTREAM_{name}", raising=False)
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    rig = filled(tmp_path_factory.mktemp("ledger"))
-    yield rig
-    rig.database.close()
-
-
-@pytest.fixture
-def served(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> Served:
-    return Served(ledger, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -149,233 +100,6 @@ def test_a_view_escapes_what_it_shows_and_loads_nothing_from_elsewhere(served: S
     assert "<b>bad" not in text
     assert not re.search(r"https?://|<style|\bstyle=|<script(?! src=\"/static/)|\bon\w+=", text)
     assert text.count("<h1") == 1
-
-
-@pytest.mark.parametrize("view", ["", "/trust", "/batches/31", "/source"])
-def test_a_zookeeper_that_is_away_is_told_in_words(served: Served, view: str) -> None:
-    served.away = True
-    words = "ZooKeeper at 127.0.0.1:1 did not answer"
-    assert words in served.get(f"/topologies/words{view}", 503)
-    assert words in served.json("/api/topologies/words", 503)["error"]
-    assert words in served.get("/", 503)
-    served.away = False
-    served.forget()
-    served.get("/topologies/words")
-
-
-def test_a_batch_that_fails_shows_its_stored_plan(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = Served(ledger, monkeypatch)
-    served.store.persist(Txid(TXIDS + 1), metas(700))
-    served.store.notes.put(FAILING, FailingBatch(Txid(TXIDS + 1), attempt_id(1, 99), NOON, {"away": 12}))
-    ranges = served.json("/api/topologies/words/batches/31")["ranges"]
-    assert [(one["start"], one["records"]) for one in ranges] == [(700, 10), (700, 10)]
-    text = served.get("/topologies/words/batches/31")
-    assert '<th scope="row">lines/0</th><td class="n">700</td>' in text
-    assert "Nothing else is known of them" in text
-    assert "12 attempts failed; what they held is not known." in served.get("/topologies/words/timeline")
-
-
-@pytest.mark.parametrize("well", [True, False])
-def test_a_first_batch_that_fails_shows_how_the_driver_before_ended(
-    ledger: Rig, monkeypatch: pytest.MonkeyPatch, well: bool
-) -> None:
-    served = Served(ledger, monkeypatch)
-    if well:
-        served.store.notes.put(ENDED, None)
-    tried = {"attempt": attempt_id(2, 1), "error": "away", "failed_at": NOON.isoformat(), "same": True}
-    held = {"partitions": {"lines/0": {"start": 700, "end": 710}}}
-    failing = FailingBatch(Txid(TXIDS + 1), attempt_id(2, 1), NOON, {"away": 1}, held, [tried])
-    for note in (FAILING_ATTEMPTS, FAILING):
-        served.store.notes.put(note, failing)
-    text = served.get("/topologies/words/timeline")
-    assert "lines/0, 700 to 710: attempt 1 of txid 31 failed" in text
-    assert ("handed to epoch 2" in text, "epoch 2 leads" in text) == (well, not well)
-
-
-def test_a_batch_and_the_timeline_are_shown_from_the_ledger_while_zookeeper_is_away(served: Served) -> None:
-    here = {view: served.get(f"/topologies/words{view}") for view in ("/batches/5", "/timeline")}
-    served.away = True
-    served.forget()
-    away = {view: served.get(f"/topologies/words{view}") for view in here}
-    told = "ZooKeeper at 127.0.0.1:1 did not answer"
-    assert all(told in text for text in away.values())
-    assert not any(told in text for text in here.values())
-    assert "what it changed is shown of the tables that its ledger row names" in away["/batches/5"]
-    assert "ValueError: &lt;b&gt;bad&lt;/b&gt;" in away["/batches/5"]
-    assert "whether a batch fails, or the run waits, is not known" in away["/timeline"]
-    assert "attempt 1 of txid 5 failed" in away["/timeline"]
-    unknown = served.json("/api/topologies/words/batches/31", 503)["error"]
-    assert unknown.startswith(
-        "the ledger of topology 'words' has no txid 31; it has txid 1 to 30; whether it"
-    )
-
-
-def test_a_batch_names_the_database_that_was_left_out(
-    ledger: Rig, served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    away = MissingDatabase("mysql://far/db", "it does not answer", "start it")
-    real = databases.open_databases
-
-    @contextlib.contextmanager
-    def opened(*given: Any, **options: Any) -> Iterator[Any]:
-        with real(*given, **options) as found:
-            found.missing.append(away)
-            yield found
-
-    monkeypatch.setattr(databases, "open_databases", opened)
-    assert "database mysql://far/db was left out: it does not answer" in served.get(
-        "/topologies/words/batches/5"
-    )
-
-
-def test_a_database_that_is_away_is_told_in_words(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(database: StateDatabase) -> None:
-        raise ServiceUnavailableError(f"database {database.display_url} does not answer")
-
-    monkeypatch.setattr(StateDatabase, "check", check)
-    served.store.notes.put(WAITING, [Wait("the database", NOON, "", "gone")])
-    for view in ("/timeline", "/batches/3", "/state", "/failures"):
-        text = served.get(f"/topologies/words{view}", 503)
-        assert "state.db does not answer" in text
-        assert "Traceback" not in text
-        # What ZooKeeper and Kafka know is there, and a way to what helps.
-        assert "waiting for the database since" in text
-        assert f"<dt>last txid</dt><dd>{TXIDS}</dd>" in text
-        assert f"<dt>leader</dt><dd>{served.zookeeper.leader('words')}</dd>" in text
-        assert "<dt>lag</dt><dd>its source is only known to the topology&#39;s code</dd>" in text
-        assert "<dt>dead letters</dt><dd>not known</dd>" in text
-        assert '<a href="/errors#ServiceUnavailableError">What to do</a>' in text
-    assert "does not answer" in served.json("/api/topologies/words/batches", 503)["error"]
-    # What ZooKeeper knows is shown, and what cannot be asked is not known, which is not 0.
-    for view in ("", "/source", "/trust"):
-        assert "does not answer" in served.get(f"/topologies/words{view}")
-    found = served.json("/api/topologies/words")
-    assert (found["current_txid"], found["dead_letters"], found["last_batch"]) == (TXIDS + 1, None, None)
-    assert found["health"]["told"].startswith("waiting for the database since")
-    (row,) = served.json("/api/overview")
-    assert (row["state"], row["committed_txid"], row["dead_letters"]) == ("waiting", TXIDS, None)
-    assert row["leader"]
-    listed = served.get("/")
-    assert "state.db was left out: does not answer" in listed
-    assert 'href="/topologies/words"' in listed
-    assert '<td data-label="dead letters" class="n">\n-\n</td>' in listed
-
-
-def test_topologies_of_other_databases_are_shown_while_one_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledger = filled(tmp_path, 5)
-    name_databases(ledger, [ledger.url])  # as a run does
-    served = Served(ledger, monkeypatch)
-    other = open_database(f"sqlite:///{tmp_path / 'other.db'}")
-    places = served.site.settings
-    served.site = Site(replace(places, database=other.display_url, state_databases=(ledger.url,)))
-    served.client = TestClient(make_app(served.site), base_url=BASE)
-    check = StateDatabase.check
-
-    def checked(database: StateDatabase) -> None:
-        if database.display_url == other.display_url:
-            raise ServiceUnavailableError(f"database {database.display_url} does not answer")
-        check(database)
-
-    monkeypatch.setattr(StateDatabase, "check", checked)
-    (tmp_path / "other.db").touch()
-    for view in VIEWS:
-        assert "does not answer" not in served.get(f"/topologies/words{view}"), view
-    assert served.json("/api/topologies/words")["dead_letters"] == 0
-
-
-def test_each_error_that_is_shown_leads_to_its_remedy(
-    ledger: Rig, served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = served.get("/errors")
-    anchors = set(re.findall(r'<code id="(\w+)">', page))
-    assert {"ServiceUnavailableError", "AnswerLostError", "BoltError", "CoordinatorError"} <= anchors
-    assert "<code>txstream dead-letters retry ID</code>; or allow more" in page
-    assert "`" not in page.partition("<main")[2]
-    reasons = {"component 'split': ValueError; the run's output has the message": 3, "DataLostError": 1}
-    served.store.notes.put(FAILING, FailingBatch(Txid(TXIDS + 1), attempt_id(2, 9), NOON, reasons))
-    leads = {
-        "": "DataLostError", "/batches/5": "BoltError", f"/batches/{TXIDS + 1}": "DataLostError",
-        "/failures": "BoltError",
-    }  # fmt: skip
-    for view, name in leads.items():
-        linked = re.findall(r'href="/errors#(\w+)"', served.get(f"/topologies/words{view}"))
-        assert name in linked, view
-        assert {*linked} <= anchors, view
-    assert "/errors#UnknownTopologyError" in served.get("/topologies/nix", 404)
-
-
-def test_the_dead_letters_of_a_database_that_the_page_does_not_have_are_not_known(
-    ledger: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = Served(ledger, monkeypatch)
-    other = open_database(f"sqlite:///{tmp_path / 'other.db'}")
-    served.site = Site(replace(served.site.settings, database=other.display_url))
-    served.client = TestClient(make_app(served.site), base_url=BASE)
-    (row,) = served.json("/api/overview")
-    assert (row["committed_txid"], row["dead_letters"], row["age_seconds"]) == (TXIDS, None, None)
-    (told,) = row["missing"]
-    assert told.startswith("its database was left out: none that is known here has anything of it; give the")
-    assert told in html.unescape(served.get("/topologies/words"))
-    fresh = MemoryProgress(served.zookeeper.memory, "fresh", CODEC)
-    fresh.create_identity(Identity.new(Semantics.OPAQUE, "x.Source", {}, ("words",)))
-    fresh.claim_epoch(Epoch(0))
-    served.forget()
-    rows = {row["id"]: row for row in served.json("/api/overview")}
-    assert (rows["fresh"]["dead_letters"], rows["fresh"]["missing"]) == (0, []), "it has committed nothing"
-
-
-def test_topologies_say_what_waits_and_for_what(served: Served) -> None:
-    served.store.notes.put(WAITING, [Wait(f"partition {AWAY}", NOON, "txid 31 must hold the same", "gone")])
-    text = served.get("/")
-    assert f"waiting for partition {AWAY} since" in text
-    assert ">waiting<" in text
-    (row,) = served.json("/api/overview")
-    assert (row["state"], row["committed_txid"], row["dead_letters"]) == ("waiting", TXIDS, 0)
-    assert row["leader"]
-
-
-def test_the_page_status_and_the_list_have_the_same_words_for_how_a_topology_is(
-    ledger: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    served = Served(ledger, monkeypatch)
-    monkeypatch.setattr(status, "open_zookeeper", served.zookeeper.opened)
-    pause = Wait("`txstream resume words`", NOON, "paused by ann@host", "since 12:00")
-    away = Wait("the database", NOON, "", "gone")
-    search = Wait("what fails in txid 31", NOON, "1 of 50,000 records left to try", "txid 31")
-    tried = {"attempt": attempt_id(2, 1), "error": "no", "failed_at": NOON.isoformat(), "same": True}
-    states = [
-        ((), None, "healthy", "healthy"),
-        ((pause,), None, "paused", "paused"),
-        ((pause, away), None, "waiting", f"waiting for {away}"),
-        ((), tried, "retrying a batch", "retrying a batch: 1 attempt of txid 31 failed"),
-        (
-            (search,),
-            tried,
-            "leaving out records",
-            "leaving out records: looking for what fails in txid 31: 1 of ",
-        ),
-        ((), {**tried, "stays": True}, "failing", "failing: 1 attempt of txid 31 failed"),
-    ]
-    for waits, failed, word, told in states:
-        served.forget()
-        served.store.notes.put(WAITING, waits)
-        if failed is not None:
-            failing = FailingBatch(Txid(TXIDS + 1), attempt_id(2, 1), NOON, {"no": 1}, {}, [failed])
-            for note in (FAILING, FAILING_ATTEMPTS):
-                served.store.notes.put(note, failing)
-        (row,) = served.json("/api/overview")
-        assert row["state"] == word
-        assert row["health"].startswith(told)
-        pill = f'<span class="state {word.replace(" ", "-")}">{word}</span>'
-        for page in ("/", "/topologies/words"):
-            assert pill in served.get(page)
-            assert told == word or told.lower() in served.get(page).lower()
-        assert main(["status", "words", "--database", ledger.url, "--zookeeper", "127.0.0.1:1"]) == 0
-        assert re.search(rf"^health +{re.escape(told)}", capsys.readouterr().out, re.MULTILINE)
-        assert served.json("/api/topologies/words")["health"]["state"] == word
-    assert ">failing</span>" in served.get("/topologies/words/batches/31")
 
 
 def test_a_tracked_topology_shows_its_trees(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -699,243 +423,3 @@ def test_a_view_answers_within_300_ms_over_a_ledger_of_100_000_batches(
             served.get(path)
             took.append(time.process_time() - began)
         assert min(took) < 0.3, (path, took)
-
-
-# --- comparisons -------------------------------------------------------------------------------------------
-
-
-COMPARED = {
-    "topology": "mine:<b>topology",
-    "date": "2026-01-02 12:00:00+00:00",
-    "command": "txstream compare mine:topology",
-    "version": "0.1.0",
-    "engine": "this process",
-    "truth": "the text itself",
-    "nothing_shown": None,
-    "true_totals": {"words.n": 7},
-    "semantics": {"opaque": {"exact": True}, "non-transactional": {"exact": False}},
-    "told": {"opaque": "exact", "non-transactional": "1 doubled in words.n"},
-    "side_by_side": [["exact", [True, False]], ["words.n", [7, 8]]],
-    "faults_in_words": ["txid 3 fails"],
-    "charts": {"opaque": "<svg class='drawn'></svg>", "non-transactional": "<svg class='drawn'></svg>"},
-    "description": "lines",
-}
-
-
-def test_comparisons_are_kept_and_shown(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "None yet" in served.get("/compare")
-    monkeypatch.setattr(kept, "MOST_KEPT", 3)
-    names = [kept.keep(Path(".txstream"), COMPARED) for _ in range(5)]
-    found = served.json("/api/compare")
-    listed = [one["name"] for one in found["kept"]]
-    assert len(listed) == 3
-    assert set(listed) < set(names)
-    assert found["kept"][0]["exact"] == {"opaque": True, "non-transactional": False}
-    listing = served.get("/compare")
-    assert f'href="/compare/{listed[0]}"' in listing
-    assert "1 doubled in words.n" in listing
-    text = served.get(f"/compare/{listed[0]}")
-    assert text.count("<svg class='drawn'>") == 2
-    assert "<b>topology" not in text
-    assert served.json(f"/api/compare/{listed[0]}") == COMPARED
-    for name in ("nix", "..%2f..%2fstate", "20260102T000000-abcdef"):
-        served.get(f"/compare/{name}", 404)
-
-
-def test_a_comparison_is_asked_for_once(ledger: Rig, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert served.post("/compare").status_code == 403
-    assert "Start one" not in served.get("/compare")
-    operating = Served(ledger, monkeypatch, allow_operate=True)
-    started: list[list[str]] = []
-    monkeypatch.setattr(operating.site.comparing, "start", started.append)
-    form = {"topic": "lines", "target": "mine:topology", "parameters": "a=1 b=2", "records": "500"}
-    form["faults"] = "crash"
-    question = operating.get(f"/compare/ask?{urlencode(form)}")
-    told = [
-        "mine:topology",
-        "--parameter=a=1",
-        "--parameter=b=2",
-        "--topic=lines",
-        "--records=500",
-        "--faults=crash",
-    ]
-    assert " ".join(["txstream compare", *told]) in question
-    assert started == []
-    assert operating.post("/compare", form).status_code == 303
-    assert started == [told]
-    for wrong in ({"target": "--help"}, {"parameters": "-x"}, {"records": "many"}, {"faults": "/etc/passwd"}):
-        answer = operating.post("/compare", wrong)
-        assert answer.status_code == 400
-        assert next(iter(wrong.values())) in answer.text
-    assert started == [told]
-
-
-# --- what can be done --------------------------------------------------------------------------------------
-
-
-def test_nothing_can_be_done_unless_it_is_allowed(served: Served) -> None:
-    for path in ("ask/pause", "ask/retry", "batches/5/again", "state/words/why?key=the"):
-        answer = served.post(f"/topologies/words/{path}")
-        assert answer.status_code == 403, path
-        assert "--allow-operate" in answer.text
-    assert "Pause" not in served.get("/topologies/words")
-    assert served.zookeeper.requests("words").read().waiting == ()
-
-
-def test_an_action_is_asked_once_and_goes_through_the_queue(
-    ledger: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = Served(ledger, monkeypatch, allow_operate=True)
-    monkeypatch.setattr(site_module, "_ANSWER_SECONDS", 0.1)
-    question = served.get("/topologies/words/ask/pause")
-    assert "Pause words?" in question
-    assert served.zookeeper.requests("words").read().waiting == (), "a question asks nobody yet"
-    answer = served.post("/topologies/words/ask/pause")
-    assert answer.status_code == 503
-    assert "has not answered within 0.1 s; the request is stored" in answer.text
-    (request,) = served.zookeeper.requests("words").read().waiting
-    assert (request.kind, request.asked_by) == (Kind.PAUSE, "page from testclient")
-    served.client.post(
-        "/topologies/words/ask/retry",
-        headers={"origin": "http://127.0.0.1:8765"},
-        data={"component": "parse"},
-    )
-    *_, request = served.zookeeper.requests("words").read().waiting
-    assert (request.kind, dict(request.body)) == (Kind.RETRY, {"components": ["parse"]})
-    assert served.get("/topologies/words/ask/dance", 404)
-    asked = served.get("/topologies/words/ask/retry?component=parse")
-    assert "Only those of parse, whatever their exception." in asked, "the button stands beside one exception"
-
-
-def test_code_that_is_not_known_is_told(ledger: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = Served(ledger, monkeypatch, allow_operate=True)
-    assert (
-        "No drawing of groupings and tables: the code of topology &#39;words&#39; is not known here"
-        in served.get("/topologies/words/graph")
-    )
-
-
-# --- the command -------------------------------------------------------------------------------------------
-
-
-def test_the_command_needs_zookeeper_and_elsewhere_a_token(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["ui", "--port", "0"]) == 2
-    assert "no ZooKeeper was given" in capsys.readouterr().err
-    assert main(["ui", "--host", "0.0.0.0", "--zookeeper", "127.0.0.1:1"]) == 2
-    assert "give a --token-file FILE" in capsys.readouterr().err
-    (tmp_path / "token").write_text("short\n")
-    assert main(["ui", "--token-file", "token", "--zookeeper", "127.0.0.1:1"]) == 2
-    assert "at least 16 ASCII characters" in capsys.readouterr().err
-
-
-def started(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: str
-) -> tuple[str, str, TestClient]:
-    """Start the page, but answer nothing. Return its address, what it says, and somebody who asks it."""
-    apps: list[Any] = []
-    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: apps.append(self.config.app))
-    assert main(["ui", "--port", "0", "--zookeeper", "127.0.0.1:1", "--json", *options]) == 0
-    told = capsys.readouterr()
-    return json.loads(told.out)["url"], told.err, TestClient(apps[0], base_url=BASE, follow_redirects=False)
-
-
-def test_who_may_operate_has_the_token_of_the_address(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """Every user of a machine reaches its loopback."""
-    url, said, client = started(monkeypatch, capsys, "--allow-operate")
-    path, token = re.fullmatch(r"http://127\.0\.0\.1:\d+(/\?token=([0-9a-f]{48}))", url).groups()  # type: ignore[union-attr]
-    assert "it asks for the token in that address" in said
-    assert client.get("/static/../topologies/words/ask/pause").status_code == 401
-    assert client.post("/topologies/words/ask/pause", headers={"origin": BASE}).status_code == 401
-    assert client.get(path).headers["location"] == "/"
-    assert client.get("/compare/ask").status_code != 401
-    assert token not in str(client.cookies)
-    assert started(monkeypatch, capsys, "--allow-operate")[0] != url
-    url, said, client = started(monkeypatch, capsys, "--allow-operate", "--no-token")
-    assert "token" not in url
-    assert "warning: --no-token: every user of this machine can pause" in said
-    assert client.get("/login").status_code == 200
-    url, said, client = started(monkeypatch, capsys)
-    assert "token" not in url + said
-    (tmp_path / "token").write_text("0123456789abcdef\n")
-    url, said, client = started(monkeypatch, capsys, "--allow-operate", "--token-file", "token")
-    assert "token" not in url
-    assert said == "Ctrl-C ends it; it asks for the token\n"
-    assert client.get("/compare/ask").status_code == 401
-    command = ["ui", "--allow-operate", "--no-token", "--zookeeper", "127.0.0.1:1"]
-    assert main([*command, "--token-file", "token"]) == 2
-    assert "--no-token and --token-file FILE contradict each other" in capsys.readouterr().err
-    assert main([*command, "--host", "0.0.0.0"]) == 2
-    assert "give a --token-file FILE" in capsys.readouterr().err
-
-
-def test_without_the_extra_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert main(["ui", "--zookeeper", "127.0.0.1:1"]) == 2
-    assert "pip install 'txstream[ui]'" in capsys.readouterr().err
-
-
-def test_metrics_are_served_where_there_are_any(
-    ledger: Rig, served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served.get("/metrics", 404)
-    with_metrics = Served(ledger, monkeypatch, metrics=lambda: (b"txstream_leader 1\n", "text/plain"))
-    assert with_metrics.get("/metrics") == "txstream_leader 1\n"
-
-
-def test_a_scraper_needs_no_token_that_was_made_for_operating(
-    ledger: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    metrics: dict[str, Any] = {"metrics": lambda: (b"txstream_leader 1\n", "text/plain"), "token": "s" * 20}
-    for is_open, expected in ((True, 200), (False, 401)):
-        served = Served(ledger, monkeypatch, open_metrics=is_open, **metrics)
-        assert served.client.get("/metrics").status_code == expected
-        assert served.client.get("/api/topologies").status_code == 401, "nothing else is open"
-        strange = served.client.get("/metrics", headers={"host": "evil.example"})
-        assert strange.status_code == 421
-
-
-@each(
-    "given, is_open",
-    [
-        ((), False),
-        (("--allow-operate",), True),
-        (("--allow-operate", "--no-token"), False),
-        (("--allow-operate", "--token-file", "token"), False),
-    ],
-)
-def test_metrics_are_open_only_where_everybody_may_read(given: tuple[str, ...], is_open: bool) -> None:
-    Path("token").write_text("s" * 20)
-    asked: list[dict[str, Any]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app_module, "make_app", lambda site, **options: asked.append(options))
-        patch.setattr("uvicorn.Server.run", lambda *_, **__: None)
-        assert main(["ui", "--zookeeper", "127.0.0.1:1", "--port", "0", *given]) == 0
-    assert asked[0]["open_metrics"] is is_open
-    assert (asked[0]["token"] is None) is ("--allow-operate" not in given or "--no-token" in given)
-
-
-def test_everything_that_a_browser_loads_is_small(served: Served) -> None:
-    size = len(served.get("/topologies/words/timeline"))
-    for name in ("ui.css", "ui.js", "icon.svg", "look.css"):
-        size += len(served.client.get(f"/static/{name}").content)
-    assert size < 150_000
-
-
-def test_the_command_serves_metrics_if_their_extra_is_there(
-    ledger: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = Settings(zookeeper="127.0.0.1:1", database=ledger.url, connect_timeout_seconds=0.1).resolve()
-    asked = metrics_of(settings)
-    assert asked is not None
-    with pytest.raises(ServiceUnavailableError):
-        asked()
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    assert metrics_of(settings) is None

@@ -29,7 +29,7 @@ from txstream.cli import remedies
 from txstream.core.errors import ServiceUnavailableError, TopologyError, TxstreamError, UsageError
 from txstream.core.names import validate_topology_id
 from txstream.inspect import UnknownTopologyError
-from txstream.plugins.web import views
+from txstream.plugins.web import graph_views, state_views, views
 from txstream.plugins.web.comparing import FAULTS
 from txstream.plugins.web.guard import Guard, is_same, is_text, logged_in
 from txstream.plugins.web.last_hour import last_hour
@@ -97,7 +97,7 @@ class App:
             f"{one}/source": partial(self._plain, "source", views.source),
             f"{one}/failures": self._failures,
             f"{one}/trust": partial(self._plain, "trust", views.trust),
-            f"{one}/state": partial(self._plain, "state", views.state),
+            f"{one}/state": partial(self._plain, "state", state_views.state),
             f"{one}/state/{{table}}": self._table,
             f"{one}/graph": self._graph,
             f"{one}/graph.svg": self._graph_svg,
@@ -120,9 +120,9 @@ class App:
                 site, _id(request), _number(request, "before")
             ),
             f"/api{one}/trust": lambda request: views.trust(site, _id(request)),
-            f"/api{one}/graph": lambda request: views.edges(site, _id(request)),
-            f"/api{one}/state": lambda request: views.state(site, _id(request)),
-            f"/api{one}/state/{{table}}": lambda request: views.table(
+            f"/api{one}/graph": lambda request: graph_views.edges(site, _id(request)),
+            f"/api{one}/state": lambda request: state_views.state(site, _id(request)),
+            f"/api{one}/state/{{table}}": lambda request: state_views.table(
                 site, *_table_of(request), _number(request, "txid")
             ),
             f"/api{one}/hour": lambda request: last_hour(site, _id(request)),
@@ -203,7 +203,7 @@ class App:
             txid=txid,
             batch=found,
             missing=missing,
-            changes=views.changes(self.site, topology_id, txid, tables) if "tuples" in found else [],
+            changes=state_views.changes(self.site, topology_id, txid, tables) if "tuples" in found else [],
             data=address(topology_id, "batches", str(txid), api=True),
             live=None if "tuples" in found else topology_id,
             **({"again": None} | more),
@@ -223,7 +223,7 @@ class App:
     def _table(self, request: Request, **more: Any) -> Response:
         topology_id, name, key, place = _table_of(request)
         txid = _number(request, "txid")
-        found = views.table(self.site, topology_id, name, key, place, txid)
+        found = state_views.table(self.site, topology_id, name, key, place, txid)
         data = address(topology_id, "state", name, api=True, key=key, place=place, txid=txid)
         return self._one(
             "table", topology_id, "state", table=found, data=data, live=None, **({"why": None} | more)
@@ -234,18 +234,18 @@ class App:
         problem, text = None, ""
         if self._operate:
             try:
-                views.graph(self.site, topology_id)
+                graph_views.graph(self.site, topology_id)
                 text = self.site.code_of(topology_id).describe()
             except UsageError as error:
                 problem = str(error)
         else:
             problem = "the drawing runs the topology's code, which needs --allow-operate"
-        found = views.edges(self.site, topology_id)
+        found = graph_views.edges(self.site, topology_id)
         return self._one("graph", topology_id, "graph", graph=found, problem=problem, text=text)
 
     def _graph_svg(self, request: Request) -> Response:
         self._require_operate()
-        return Response(views.graph(self.site, _id(request)), media_type="image/svg+xml")
+        return Response(graph_views.graph(self.site, _id(request)), media_type="image/svg+xml")
 
     def _errors(self, request: Request) -> Response:
         return self._pages.show("errors", parts=remedies.parts())
@@ -304,13 +304,13 @@ class App:
 
     def _again(self, request: Request, form: Form) -> Response:
         self._require_operate()
-        found = views.again(self.site, _id(request), int(request.path_params["txid"]))
+        found = state_views.again(self.site, _id(request), int(request.path_params["txid"]))
         return self._batch(request, again=found)
 
     def _why(self, request: Request, form: Form) -> Response:
         self._require_operate()
         topology_id, name, key, _ = _table_of(request)
-        return self._table(request, why=views.why(self.site, topology_id, name, key))
+        return self._table(request, why=state_views.why(self.site, topology_id, name, key))
 
     def _require_operate(self) -> None:
         if not self._operate:

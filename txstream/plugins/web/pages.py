@@ -93,7 +93,7 @@ def address(topology_id: str, *parts: str, api: bool = False, **query: Any) -> s
 
 
 def flow(graph: Mapping[str, Any]) -> str:
-    """Return the drawing of `views.edges`."""
+    """Return the drawing of `graph_views.edges`."""
     slowest, edges = graph["slowest"]["component"], graph["edges"]
     told = {one["component"]: one for one in graph["components"]}
     names = dict.fromkeys([*told, *(one[end] for one in edges for end in ("source", "target"))])

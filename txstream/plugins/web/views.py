@@ -1,7 +1,7 @@
 """What each view shows, as plain values: a page renders it, and the same is its JSON.
 
-Every function reads through a `Site`, and raises what inspection raises. Over 500 lines: a function for each
-view, none of which knows another.
+Every function reads through a `Site`, and raises what inspection raises. What the rows of states are is in
+`state_views`, what passed between components in `graph_views`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,13 @@ from txstream.inspect.json_documents import (
     details_document,
     document,
     failing_document,
-    flat_row,
 )
 from txstream.inspect.ledgers import failed_attempts, part_of, throughput
 from txstream.inspect.standing import Standing, standing_document
 from txstream.plugins.compare import kept
-from txstream.plugins.notebook.graph import layers_of
-from txstream.plugins.notebook.topology import draw_topology
 
 if TYPE_CHECKING:
     from txstream.core.failing_batch import FailingBatch, Wait
-    from txstream.inspect.databases import Databases
     from txstream.inspect.records import Batch, MissingDatabase, TopologySummary
     from txstream.plugins.web.site import Site
     from txstream.zookeeper.notes import Note
@@ -233,23 +229,6 @@ def timeline(
     }
 
 
-def changes(site: Site, topology_id: str, txid: int, tables: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what a batch changed in each table, some rows of each. A table that cannot say so says why."""
-
-    def changed(table: str, opened: Databases) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = document(inspect.diff(topology_id, table, txid, opened, limit=_MOST_ROWS))
-        except TxstreamError as error:
-            found = {"table": table, "error": str(error)}
-        return found
-
-    try:
-        with inspect.opened(topology_id, site.settings) as opened:
-            return [changed(table, opened) for table in tables]
-    except TxstreamError as error:
-        return [{"table": table, "error": str(error)} for table in tables]
-
-
 def source(site: Site, topology_id: str) -> dict[str, Any]:
     """Return the partitions: where the last committed batch ended, who is away and since which txid, what the
     leader waits for, gaps."""
@@ -425,121 +404,6 @@ def check(site: Site, topology_id: str) -> None:
     """Run `fsck`, and keep its answer for `trust`."""
     report = site.memo(("fsck", topology_id), lambda: inspect.fsck(topology_id, site.settings))
     site.checked[topology_id] = (time.time(), report)
-
-
-def state(site: Site, topology_id: str) -> dict[str, Any]:
-    """Return the state tables."""
-
-    def read() -> dict[str, Any]:
-        missing: list[MissingDatabase] = []
-        found = inspect.states(topology_id, site.settings, missing=missing)
-        told = [str(one) for one in missing]
-        return {"topology": topology_id, "tables": document(found), "missing": told}
-
-    return site.memo(("states", topology_id), read, 2.0)
-
-
-def table(
-    site: Site,
-    topology_id: str,
-    name: str,
-    key: Sequence[str] = (),
-    place: str | None = None,
-    txid: int | None = None,
-) -> dict[str, Any]:
-    """Return the rows with the greatest values of a table, or the row of a key, by its columns; with `txid`,
-    also what that batch changed in it."""
-    if key:
-        rows = inspect.get(topology_id, name, key, site.settings, database=place, parse=True)
-    else:
-        rows = site.memo(
-            ("top", topology_id, name, place),
-            lambda: inspect.top(topology_id, name, _RECENT, site.settings, database=place),
-            2.0,
-        )
-    known: dict[str, Any] = next(
-        (one for one in state(site, topology_id)["tables"] if one["table"] == name), {}
-    )
-    keys, columns = known.get("key", ""), f"{known.get('key', '')}, {known.get('value', '')}"
-    decimals = re.findall(r"(\w+) decimal\b", columns)
-    return {
-        "topology": topology_id,
-        "table": name,
-        "database": rows.database,
-        "as_of": rows.as_of,
-        "key_columns": [part.split()[0] for part in keys.split(", ") if part],
-        "key": list(key),
-        "decimals": [one for name in decimals for one in (name, f"prev_{name}")],
-        "rows": [flat_row(row, rows.semantics, has_prev=rows.has_prev) for row in rows.rows],
-        "notes": list(rows.notes),
-        "diff": None
-        if txid is None
-        else document(inspect.diff(topology_id, name, txid, site.settings, database=place, limit=_MOST_ROWS)),
-    }
-
-
-def why(site: Site, topology_id: str, name: str, key: Sequence[str]) -> dict[str, Any]:
-    """Return which records made a value: batches run again, in this process."""
-    made = site.code_of(topology_id)
-    found: dict[str, Any] = document(
-        inspect.why(made, name, list(key), site.settings, limit=_RECENT, within=LOOKED_BACK, parse=True)
-    )
-    return found
-
-
-def again(site: Site, topology_id: str, txid: int) -> dict[str, Any]:
-    """Return whether a batch would be the same today."""
-    found = inspect.replay(site.code_of(topology_id), txid, site.settings)
-    return {"topology": topology_id, "txid": txid, "same": found.same, "shown": found.shown} | {
-        "tables": document(found.tables)
-    }
-
-
-def graph(site: Site, topology_id: str) -> bytes:
-    """Return the drawing of the topology's code, as `txstream describe --svg` makes it."""
-    made = site.code_of(topology_id)
-    return site.memo(("graph", topology_id), lambda: draw_topology(made), 3600.0)
-
-
-def edges(site: Site, topology_id: str) -> dict[str, Any]:
-    """Return the components of a recent batch with what their tasks took, and what passed between them, as
-    the leader noted it. `slowest` is the component and the task that took longest."""
-    from txstream.core.batch_metas import MetaCodec
-    from txstream.zookeeper import ASSIGNMENT, EDGES, Paths
-
-    with site.zookeeper() as zookeeper:
-        if topology_id not in zookeeper.topologies():
-            raise inspect.UnknownTopologyError(topology_id)
-        notes = zookeeper.progress(topology_id, MetaCodec(Paths)).notes
-        seen, passed = notes.get(ASSIGNMENT), notes.get(EDGES)
-    places = () if seen is None else seen.in_order()
-    found: dict[str, dict[str, Any]] = {}
-    for place in places:
-        row = found.setdefault(
-            place.component,
-            {"component": place.component, "tasks": 0, "tuples": 0, "seconds": 0.0, "longest_seconds": 0.0}
-            | {"longest_task": place.task, "host": place.host},
-        )
-        row["tasks"] += 1
-        row["tuples"] += place.tuples
-        row["seconds"] = round(row["seconds"] + place.seconds, 6)
-        if place.seconds > row["longest_seconds"]:
-            row |= {"longest_seconds": place.seconds, "longest_task": place.task, "host": place.host}
-    # Two notes, written one after the other: what is shown is of one attempt.
-    is_one = seen is not None and passed is not None and seen.attempt == passed.attempt
-    edges = [one._asdict() for one in passed.edges] if passed is not None and is_one else []
-    pairs = [(one["source"], one["target"]) for one in edges]
-    layers = layers_of([*dict.fromkeys([*found, *(name for pair in pairs for name in pair)])], pairs)
-    longest = max(places, key=lambda place: place.seconds, default=None)
-    return {
-        "topology": topology_id,
-        "txid": None if seen is None else seen.txid,
-        "at": None if seen is None else document(seen.at),
-        "left_out": 0 if seen is None else seen.left_out,
-        "components": sorted(found.values(), key=lambda one: layers[one["component"]]),
-        "slowest": None if longest is None else {"component": longest.component, "task": longest.task},
-        "edges": sorted(edges, key=lambda one: (layers[one["source"]], layers[one["target"]])),
-    }
 
 
 def comparisons(site: Site) -> dict[str, Any]:
