@@ -74,7 +74,7 @@ def test_they_are_named_and_a_topic_of_them_ends_the_run(
     with FakeRegistry() as registry:
         assert registry.add("rows-value", json.dumps(AVRO)) == 1
         as_avro = txstream.Decode("avro", AVRO)
-        for form, decode, good, bad in (
+        cases: list[tuple[str, txstream.Decode, bytes, list[tuple[bytes, dict[str, Any], str]]]] = [
             ("json", as_json, JSON, [(FRAME + JSON, {}, FRAMED_JSON)]),
             (
                 "avro",
@@ -82,7 +82,8 @@ def test_they_are_named_and_a_topic_of_them_ends_the_run(
                 FRAME + ONE,
                 [(ONE, {"headers": ID_IN_HEADER}, IN_A_HEADER), (ONE, {"key": FRAME + b"k"}, KEY_ALONE)],
             ),
-        ):
+        ]
+        for form, decode, good, bad in cases:
             name = f"{unique}-{form}"
             topics.create(name)
             topics.send(name, [good] * 200)
