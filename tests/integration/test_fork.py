@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
 import pytest
+from support.postgres_tools import administrator
 from support.runs import Launcher
 from support.texts import create_topic, produce
 
@@ -173,3 +175,30 @@ def test_a_fork_from_a_savepoint_or_a_time_begins_there_with_a_column_more(
     assert {one: n for one, (_, n) in shop.totals("__late").items()} == {
         one: newest.count(one) for one in newest
     }
+
+
+@pytest.mark.soak
+def test_a_topology_moves_to_another_database(launcher: Launcher, postgres_url: str, unique: str) -> None:
+    """By a copy of the whole database, or by counting everything again there."""
+    shop = Shop(launcher.without_spark, postgres_url, unique)
+    shop.sell(40)
+    shop.run("shop_wednesday")
+    old, new = shop.totals(), f"{unique}_new"
+    with administrator(postgres_url) as connection:
+        connection.execute(f"CREATE DATABASE {new} TEMPLATE {unique}")
+    moved = copy(shop)
+    moved.postgres = postgres_url.replace(f"/{unique}?", f"/{new}?")
+    assert moved.postgres != postgres_url
+    moved.launcher, moved.sales = replace(shop.launcher, database=moved.postgres), list(shop.sales)
+    moved.sell(30)
+    moved.run("shop_wednesday")
+    assert moved.totals() == moved.truth(), "each sale counts once"
+    assert shop.totals() == old, "and nothing is written to the database of before"
+    refused = shop.launcher.run(
+        "run", "shop_wednesday:topology", "-p", f"name={unique}", "--until", "caught-up"
+    )
+    assert refused.status == 1, "which is behind now, so that no run goes on there by mistake"
+    assert shop.totals() == old
+    moved.run("shop_wednesday", "--as", "again", "--database", postgres_url)
+    shop.sales = moved.sales
+    assert shop.totals("__again") == shop.truth()
