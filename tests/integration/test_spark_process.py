@@ -112,7 +112,9 @@ def assert_told(command: RunningCommand) -> None:
     (line,) = [line for line in outcome.stderr.splitlines() if line.startswith("txstream: ")]
     for word in ("Spark's Java process ended", "memory", "spark.driver.memory"):
         assert word in line
-    told = outcome.stderr.replace("SparkLostError)", "")  # where the guide says what helps
+    pointer = "(guide: errors.md, SparkLostError)"
+    assert pointer in line
+    told = outcome.stderr.replace(pointer, "")
     for word in ("Traceback", "Exception", "Error", "failed"):
         assert word not in told
 
