@@ -120,6 +120,9 @@ class SqlState:
         self._check_keep()
 
     def _keys(self) -> pa.Schema:
+        for column in self.key if isinstance(self.key, (list, tuple)) else ():
+            if (of := getattr(column, "column_of", None)) is not None:
+                raise TopologyError(f"state table {self.table!r}: {column!r} is for the key of a {of}")
         return parse_schema(self.key)
 
     def _values(self) -> pa.Schema:
