@@ -1,5 +1,5 @@
-"""Batches with lookups that are run again long after, over a real PostgreSQL. What a tuple must get is told by
-a loop over the records, and what is kept for that by plain SQL."""
+"""Batches with lookups that are run again long after, over a real PostgreSQL. What a tuple must get is told
+by a loop over the records, and what is kept for that by plain SQL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from txstream.testing import TopologyTest
 
 def test_each_batch_is_joined_again_with_the_rows_of_then(postgres: PostgresServer, unique: str) -> None:
     settings = Settings(database=postgres.create_database(unique))
-    records = some_records(11)
+    records = some_records(11, count=24)
     with MemorySpout(FIELDS, {"p": records}) as source:
         made = joining(source, table=kept(), commit="executors")
         with TopologyTest(made, database=settings.database, width=2) as test:

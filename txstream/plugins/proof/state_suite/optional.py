@@ -400,14 +400,15 @@ def versions_are_kept(trial: StateTrial) -> None:
         both = [(one, {name: Put() for name in one.value_names}) for one in (made, changes)]
         specs = tuple(TableSpec(one, Semantics.OPAQUE, put) for one, put in both)
         here = trial.stranger(Semantics.OPAQUE, specs).join()
-        undone = {"b": 1} if isinstance(made, SqlTable) else {"a": 1, "b": 1}
+        undone: dict[str, int | None] = {"b": 1} if isinstance(made, SqlTable) else {"a": 1, "b": 1}
         expected: dict[int, dict[str, int | None]] = {}
-        for txid, written, versions in (
+        steps: tuple[tuple[int, dict[str, tuple[int, bool]], dict[str, int | None]], ...] = (
             (1, {"a": (1, False), "b": (1, False)}, {"a": None, "b": None}),
             (2, {"a": (2, False), "b": (2, True)}, {"a": 1, "b": 1}),
             (2, {"b": (3, True)}, undone),
             (3, {"b": (4, False), "c": (1, False)}, {"b": None if removes else 3, "c": None}),
-        ):
+        )
+        for txid, written, versions in steps:
             here.commit(txid, {word: row if removes else row[0] for word, row in written.items()})
             expected[txid] = versions
             found: dict[int, dict[str, int | None]] = {}
