@@ -27,7 +27,7 @@ from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import CorruptStateError, StaleAttemptError, UsageError
 from txstream.core.fault_points import Point
 from txstream.engine.start.driver import Driver
-from txstream.plugins.change import rewinding
+from txstream.plugins.change import rewinding, savepoints
 from txstream.plugins.change.rewind_command import settle
 from txstream.plugins.change.rewinding import Rewound, rewind_in
 from txstream.plugins.change.savepoints import create_savepoint, drop_savepoint, opened
@@ -410,6 +410,44 @@ def test_what_cannot_be_gone_back_to_is_refused_with_what_would_work(rig: SavedR
     go_back(rig, "2")
     with pytest.raises(UsageError, match=r"txid 5 is a rewind itself; what would work: savepoint monday"):
         go_back(rig, "4")
+
+
+def test_a_savepoint_is_dropped_before_a_rewind_to_it_begins_or_after_it_is_done(
+    rig: SavedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = rig.start()
+    test.run()
+    for name in ("monday", "tuesday"):
+        create_savepoint("words", name, rig.settings)
+    before = rig.all_rows()
+    more(rig)
+    rows, read, looks = rig.all_rows(), savepoints.saved_in, list[str]()
+
+    def drop(step: str) -> None:
+        if step == "plans dropped":
+            drop_savepoint("words", "monday", rig.settings)
+
+    def look(*of: Any) -> Any:
+        """Look at what is to be dropped; a rewind to it begins before it is."""
+        found = read(*of)
+        looks.append("")
+        if len(looks) == 3:  # once for each database to find it, then before it is dropped
+            with pytest.raises(Died):
+                go_back(rig, "tuesday")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rewinding, "_reached", drop)
+        with pytest.raises(UsageError, match=r"'monday' of txid 2 of topology 'words' is not in .* any more"):
+            go_back(rig, "monday")
+    assert (rig.all_rows(), len(ledger(rig, 0))) == (rows, 4), "nothing was changed"
+    with monkeypatch.context() as patch:
+        patch.setattr(rewinding, "_reached", partial(die_at, "database 0 put back"))
+        patch.setattr(savepoints, "saved_in", look)
+        with pytest.raises(UsageError, match="is being rewound to savepoint 'tuesday'"):
+            drop_savepoint("words", "tuesday", rig.settings)
+    test.restart()
+    assert rig.all_rows() == before, "the next start finishes it"
 
 
 def test_a_transactional_topology_needs_a_savepoint(rig: SavedRig) -> None:
