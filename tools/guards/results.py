@@ -24,8 +24,8 @@ RESULTS = (
         "results",
         "a txid counts as sent once the broker has it",
         "txstream/plugins/outbox/sending.py",
-        "            for txid, rows in found:\n",
-        "            for txid, rows in found:\n                sent[outbox.table] = txid\n",
+        "            for txid, what in found:\n",
+        "            for txid, what in found:\n                sent[outbox.name] = txid\n",
         f"{_TESTS}/test_sink.py::test_a_broker_that_was_away_gets_every_row_in_order[OpaqueSpout]",
     ),
     Guard(
