@@ -126,7 +126,8 @@ class Lake:
         assert table is not None
         with self._place.reaching():
             table.update_incremental()
-            if txid <= (last := self._last(table)):
+            last = self._last(table)
+            if txid <= last:
                 return True
             if last <= to:  # nothing of what is undone has come here
                 self._commit(table, txid, [])
