@@ -88,7 +88,8 @@ def read_once(bootstrap: str, topic: str) -> list[tuple[int, str, int]]:
     """Return what readers of ours get, by partition, customer and txid: each ends somewhere, and the next one
     goes on there with what it has seen."""
     places = [TopicPartition(topic, number) for number in range(2)]
-    starts, seen, found = dict.fromkeys(places, 0), list[tuple[str, int, str, int, list[bytes]]](), []
+    starts, found = dict.fromkeys(places, 0), list[tuple[int, str, int]]()
+    seen: list[tuple[str, int, str, int, list[bytes]]] = []
     while True:
         consumer = KafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False, max_poll_records=150)
         consumer.assign(places)
@@ -96,6 +97,8 @@ def read_once(bootstrap: str, topic: str) -> list[tuple[int, str, int]]:
             consumer.seek(place, offset)
         ends, reader = consumer.end_offsets(places), reading.once(consumer, seen=seen)
         for _ in range(5):
+            if all(consumer.position(place) >= ends[place] for place in places):
+                break
             for place, records in reader.poll(timeout_ms=500).items():
                 txids = [int(dict(one.headers)["txstream-txid"]) for one in records]
                 found += [

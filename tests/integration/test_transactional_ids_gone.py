@@ -53,7 +53,7 @@ def connect(kafka: str, topic: str) -> TransactionalTopic:
 def committed(kafka: str, topic: str) -> list[bytes | None]:
     """What a reader of what is committed gets."""
     consumer = KafkaConsumer(bootstrap_servers=kafka, isolation_level="read_committed", group_id=None)
-    place, found = TopicPartition(topic, 0), []
+    place, found = TopicPartition(topic, 0), list[bytes | None]()
     consumer.assign([place])
     consumer.seek_to_beginning(place)
     end = consumer.end_offsets([place])[place]
