@@ -159,16 +159,17 @@ class TableOutbox(Outbox):
             rows = [row for row in looked_up if row is not None]
         return {row.txid: row for row in rows}
 
-    def send(self, sender: TopicSender, txid: Txid, what: Waiting) -> None:
+    def send(self, sender: Any, txid: Txid, what: Waiting) -> None:
+        topic: TopicSender = sender
         headers = [("txstream-topology", self._topology.encode()), ("txstream-txid", str(txid).encode())]
         if what.batch is not None:
             headers.append(("txstream-attempt", str(what.batch.attempt).encode()))
         records = [(*self._record(row), headers) for row in what.rows]
         if (to := rewound_to(what.batch)) is None:
-            sender.send_all(records, txid)
+            topic.send_all(records, txid)
         else:
             headers.append(("txstream-rewind", str(to).encode()))
-            sender.send_all(records, txid, headers if self._marks else None)
+            topic.send_all(records, txid, headers if self._marks else None)
 
     def forget(self, sent: Txid) -> None:
         # The rows of the last txid stay: `fsck` counts the rows of the last batch.
