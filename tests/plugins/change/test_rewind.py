@@ -305,6 +305,20 @@ def test_a_driver_of_before_writes_nothing_into_a_rewound_table(rig: SavedRig) -
     assert rig.all_rows() == rewound
 
 
+def test_a_rewind_that_somebody_has_overtaken_puts_nothing_back(
+    rig: SavedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = rig.start()
+    test.run()
+    create_savepoint("words", "monday", rig.settings)
+    more(rig)
+    rows = rig.all_rows()
+    monkeypatch.setattr(rewinding, "_reached", lambda step: step == "plans dropped" and test.restart())
+    with pytest.raises(StaleAttemptError):
+        go_back(rig, "monday")
+    assert (rig.all_rows(), len(ledger(rig, 0))) == (rows, 4)
+
+
 def test_the_last_batch_of_an_opaque_topology_is_undone_without_a_savepoint(rig: SavedRig) -> None:
     test = rig.start()
     test.run()
