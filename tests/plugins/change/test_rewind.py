@@ -209,6 +209,31 @@ def test_dead_letters_are_as_they_were_so_that_no_record_counts_twice(
     assert totals(rig, 0) == totals(rig, 1) == truth()
 
 
+def test_a_savepoint_of_what_was_undone_is_refused_once_its_dead_letters_are_gone(
+    rig: SavedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Check, "bad", {"d"})
+    test = rig.start(letters=DeadLetters(max_share=1.0))
+    test.run()
+    create_savepoint("words", "monday", rig.settings)
+    rig.source.append("words/0", ("c", 4), ("a", 5))
+    test.run()
+    create_savepoint("words", "tuesday", rig.settings)
+    tuesday = totals(rig, 0)
+    rig.source.append("words/0", ("d", 6))
+    test.run()
+    create_savepoint("words", "wednesday", rig.settings)
+    go_back(rig, "monday")
+    assert go_back(rig, "tuesday").to == 3
+    assert totals(rig, 0) == totals(rig, 1) == tuesday, "forward again"
+    with pytest.raises(UsageError, match="the dead letters of txid 4 went with it when txid 5 undid it"):
+        go_back(rig, "wednesday")
+    assert totals(rig, 0) == tuesday
+    test.restart()
+    test.run()
+    assert totals(rig, 0) == totals(rig, 1) == truth(without="d")
+
+
 def test_those_who_look_back_do_not_see_what_was_undone(rig: SavedRig) -> None:
     test = rig.start()
     test.run()
@@ -371,6 +396,20 @@ def test_a_driver_of_before_writes_nothing_into_a_rewound_table(rig: SavedRig) -
             with pytest.raises(StaleAttemptError):
                 states.raise_fence(fence.attempt)
     assert rig.all_rows() == rewound
+
+
+def test_a_rewind_that_somebody_has_overtaken_puts_nothing_back(
+    rig: SavedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = rig.start()
+    test.run()
+    create_savepoint("words", "monday", rig.settings)
+    more(rig)
+    rows = rig.all_rows()
+    monkeypatch.setattr(rewinding, "_reached", lambda step: step == "plans dropped" and test.restart())
+    with pytest.raises(StaleAttemptError):
+        go_back(rig, "monday")
+    assert (rig.all_rows(), len(ledger(rig, 0))) == (rows, 4)
 
 
 def test_the_last_batch_of_an_opaque_topology_is_undone_without_a_savepoint(rig: SavedRig) -> None:

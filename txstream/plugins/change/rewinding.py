@@ -260,6 +260,7 @@ def _check(
         if target.savepoint is not None:
             part = saved_in(database, topology_id).get(target.savepoint)
             refused += _not_saved(part, owners, database)
+            refused += _letters_gone(topology_id, target, database)
             continue
         if semantics is not Semantics.OPAQUE:
             refused += [f"{one.table} is transactional and keeps no earlier values" for one in owners]
@@ -293,6 +294,23 @@ def _not_saved(part: SavedPart | None, owners: Sequence[Owner], database: StateD
         elif part is not None and part.folder is not None:
             next(folders.read_table(Path(part.folder), one), None)  # its digest is looked at
     return found
+
+
+def _letters_gone(topology_id: str, target: Target, database: StateDatabase) -> list[str]:
+    """Name the batches of a savepoint whose dead letters went when a batch since then undid them: of a record
+    that they left out, nothing would be left, and one that they retried would be retried once more."""
+    since = database.batches(topology_id, limit=target.last - target.to)
+    undoing = {row.txid: to for row in since if (to := rewound_to(row)) is not None and to < target.to}
+    if not undoing:
+        return []
+    low = min(undoing.values())
+    by = min(txid for txid, to in undoing.items() if to == low)
+    undone = database.batches(topology_id, limit=target.to - low, before=target.to + 1)
+    return [
+        f"the dead letters of txid {row.txid} went with it when txid {by} undid it"
+        for row in undone
+        if row.metas.get("excluded") or row.metas.get("retried")
+    ]
 
 
 def _owners(database: StateDatabase, topology_id: str) -> list[Owner]:

@@ -101,21 +101,27 @@ def create_savepoint_in(
                     database.sessions.dialect.lock_definitions(connection)
                     registry.begin(connection, part)
                 begun.append(database)
+                _reached(f"database {len(begun) - 1} begun")
             # At once: a snapshot in which nobody asks for long is ended by its server.
             with ThreadPoolExecutor(len(databases), "txstream-savepoint") as pool:
                 copied = list(pool.map(partial(_copied, txid=row.txid), databases, readings, parts))
+            _reached("copied")
             by_url = dict(zip((one.display_url for one in databases), copied, strict=True))
             if to is not None:
                 folders.write_manifest(to, topology_id, row, by_url)
-            for database, part in zip(databases, copied, strict=True):
+            for number, (database, part) in enumerate(zip(databases, copied, strict=True)):
                 with database.sessions.writing(f"savepoint {name!r}") as (connection, _):
                     registry.update(connection, part)
+                _reached(f"database {number} made")
         except BaseException:
-            for database in begun:
-                with contextlib.suppress(TxstreamError):
-                    remove(database, topology_id, name)
+            with contextlib.suppress(TxstreamError):
+                _remove_everywhere(topology_id, name, begun)
             raise
     return _together(name, by_url)
+
+
+def _reached(step: str) -> None:
+    """Called between any two steps that write, for tests that die there."""
 
 
 def is_name(name: str) -> bool:
@@ -151,15 +157,21 @@ def drop_savepoint_in(topology_id: str, name: str, databases: Sequence[StateData
     found = next((one for one in saved(topology_id, databases) if one.name == name), None)
     if found is None:
         raise no_savepoint(topology_id, name, databases)
+    _remove_everywhere(topology_id, name, databases)
+    return found
+
+
+def _remove_everywhere(topology_id: str, name: str, databases: Sequence[StateDatabase]) -> None:
     for database in databases:  # half made from here on, wherever this ends
         if (part := saved_in(database, topology_id).get(name)) is not None:
             with database.sessions.writing(f"savepoint {name!r}") as (connection, _):
                 registry.update(connection, replace(part, status=MAKING))
                 # A rewind that held the row is over now, and one that comes later does not take it.
                 _refuse_while_gone_back_to(topology_id, name, databases)
-    for database in databases:
+            _reached("marked")
+    for number, database in enumerate(databases):
         remove(database, topology_id, name)
-    return found
+        _reached(f"database {number} removed")
 
 
 def _refuse_while_gone_back_to(topology_id: str, name: str, databases: Sequence[StateDatabase]) -> None:
