@@ -35,6 +35,9 @@ ${row["lag_unknown"] or "records"}
 </small></div>
 <div class="tile"><span>open plans</span><b>${len(row["stored_plans"])}</b><small>${", ".join(map(str, row["stored_plans"][:6])) or "none is stored"}</small></div>
 <div class="tile"><span>dead letters</span><b>${shown(row["dead_letters"])}</b><small><a href="${address(id, "failures")}">failures</a></small></div>
+% for name, txids in sorted(status.behind.items()):
+<div class="tile"><span>${name} leaves</span><b>${shown(txids)}</b><small>txids behind</small></div>
+% endfor
 % if row["watermark"] or row["watermark_held_by"]:
 <div class="tile"><span>windows closed up to</span><b>${moment(row["watermark"]) or "-"}</b><small>\
 % if row["watermark_held_by"]:
