@@ -161,8 +161,7 @@ def rewind_in(
     first, last = Txid(target.to + 1), target.last
     confirm(
         f"Put {topology_id} back to txid {target.to}, as batch {progress.current}? The effects of txid "
-        f"{first} to {last} go, and their records are read again. Topics of changes_to are told at "
-        f"the next start; consumer groups and what else follows the topology are not."
+        f"{first} to {last} go, and their records are read again."
     )
     # Step 2
     kept = {txid: one for txid, one in progress.batches.items() if txid < progress.current}

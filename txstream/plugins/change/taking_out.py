@@ -88,9 +88,6 @@ def since(topology: Topology, settings: Settings, newest: BatchRecord, places: M
     with dry_runs(topology, settings) as runs:
         found.tables = {one.name: one for one in runs.tables()}
         found.unknown = dict.fromkeys(runs.left_out, "it is filled in the commit phase, which is not run dry")
-        for table in found.tables.values():
-            if looked_up := runs.looked_up(table.component):
-                found.unknown[table.name] = f"its rows are looked up in {', '.join(looked_up)} as of today"
         (database, *_) = runs.databases.opened
         for txid in standing(topology.id, database, newest.txid, 1):
             row = database.batch(topology.id, txid)
@@ -123,6 +120,8 @@ def _add(found: Since, runs: DryRuns, txid: int, places: Mapping[str, int]) -> N
     part = whole if beyond == dict(batch.metas.partitions) else runs.run(batch, beyond)
     found.records += part.records
     for table in found.tables.values():
+        if looked_up := runs.looked_up_today([table.component], txid):
+            found.unknown.setdefault(table.name, f"rows are looked up in {', '.join(looked_up)} as of today")
         written = table.written_in(batch)
         if written is None or written.differences(digest_of(table.deltas(whole), table.bolt.state.key_names)):
             told = f"txid {txid} does not add today what it added then (`txstream replay` shows how)"
