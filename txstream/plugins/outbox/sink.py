@@ -61,6 +61,7 @@ class KafkaSinkBolt(StateCommitter):
     """
 
     state: SqlTable
+    tells_rewinds = True
 
     def __init__(
         self,
