@@ -2,7 +2,8 @@
 
 Invariants. A row is there before anything else of its savepoint, and goes last: what is half made is always
 known by name. It says `made` once all of this database's tables are whole. A savepoint is whole when it is
-made in every database that the topology had at its txid.
+made in every database that the topology had at its txid. A rewind holds the row while it puts rows back, and
+`drop` first says `making` in each, the first database before the others: so either finds the other there.
 """
 
 from __future__ import annotations
@@ -87,11 +88,13 @@ class Savepoint:
         return {"name": self.name, "txid": self.txid, "at": self.at.isoformat(), "bytes": self.bytes}
 
 
-def read(connection: Connection, topology: str) -> dict[str, SavedPart]:
-    """Return what a database has of a topology's savepoints, by name."""
+def read(connection: Connection, topology: str, *, held: bool = False) -> dict[str, SavedPart]:
+    """Return what a database has of a topology's savepoints, by name. With `held`, they stay as they are
+    until the transaction ends."""
     if not inspect(connection).has_table(savepoint.name):
         return {}
-    rows = connection.execute(select(savepoint).where(savepoint.c.topology == topology))
+    query = select(savepoint).where(savepoint.c.topology == topology)
+    rows = connection.execute(query.with_for_update() if held else query)
     return {row["name"]: _part(row) for row in rows.mappings()}
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, Table, delete, insert, select, update
 
-from txstream.api.state import TXID_COLUMN
+from txstream.api.state import BATCH, TXID_COLUMN
 from txstream.core.errors import ProgressMismatchError, UsageError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
@@ -34,8 +34,8 @@ from txstream.inspect.ledgers import part_of, rewound_to
 from txstream.inspect.plain_metas import codec_of
 from txstream.plugins.audit.rebuilt_progress import rebuild
 from txstream.plugins.audit.recover_from_ledgers import elected
-from txstream.plugins.change import folders
-from txstream.plugins.change.registry import SavedPart
+from txstream.plugins.change import folders, registry
+from txstream.plugins.change.registry import MADE, SavedPart
 from txstream.plugins.change.savepoints import (
     copy_of,
     driver_rows,
@@ -305,6 +305,12 @@ def _is_appended(owner: Owner) -> bool:
     return declared_spec(owner).state.on_conflict in ("fail", "ignore")
 
 
+def _leaves(owner: Owner) -> bool:
+    """Whether a table has changes that somebody follows. Nobody follows versions: of what was before a rewind
+    they tell no more, since its ledger row does not name them."""
+    return "copies" in owner.declaration and declared_spec(owner).state.key_names[0] == BATCH
+
+
 # --- doing it -----------------------------------------------------------------------------------------------
 
 
@@ -332,14 +338,14 @@ def _put_back(
 ) -> None:
     """Put the states of one database back, in one transaction under the fence. Done `again`, it leaves what
     is to be told as it is."""
-    part = None if target.savepoint is None else saved_in(database, life.topology).get(target.savepoint)
     now = datetime.now(UTC)
     with database.sessions.writing(f"rewinding to txid {target.to}", patient=True) as (connection, answered):
         here = SqlTransaction(life, PreparedStatements(database.sessions), connection, answered)
         here.hold_fence(attempt.attempt)
         owners = state_tables.owned_by(connection, life.topology)
+        part = _held(connection, database, life.topology, target) if owners else None
         live = {one.table: state_tables.declared_table(one, database.sessions.dialect) for one in owners}
-        copies = {one.declaration["copies"]: live[one.table] for one in owners if "copies" in one.declaration}
+        copies = {one.declaration["copies"]: live[one.table] for one in owners if _leaves(one)}
         # Copies first, so that what is told stays.
         for owner in sorted(owners, key=lambda one: "copies" not in one.declaration):
             if again and "copies" in owner.declaration:
@@ -375,6 +381,21 @@ def _put_back(
             )
         )
         _reached("inside")
+
+
+def _held(
+    connection: Connection, database: StateDatabase, topology_id: str, target: Target
+) -> SavedPart | None:
+    """Return the part of the savepoint in a database; until the transaction ends, nobody drops it."""
+    if target.savepoint is None:
+        return None
+    part = registry.read(connection, topology_id, held=True).get(target.savepoint)
+    if part is None or (part.status, part.txid) != (MADE, target.to):
+        raise UsageError(
+            f"savepoint {target.savepoint!r} of txid {target.to} of topology {topology_id!r} is not in "
+            f"{database.display_url} any more: it was dropped meanwhile"
+        )
+    return part
 
 
 def _from_savepoint(

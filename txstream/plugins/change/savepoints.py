@@ -151,6 +151,18 @@ def drop_savepoint_in(topology_id: str, name: str, databases: Sequence[StateData
     found = next((one for one in saved(topology_id, databases) if one.name == name), None)
     if found is None:
         raise no_savepoint(topology_id, name, databases)
+    for database in databases:  # half made from here on, wherever this ends
+        if (part := saved_in(database, topology_id).get(name)) is not None:
+            with database.sessions.writing(f"savepoint {name!r}") as (connection, _):
+                registry.update(connection, replace(part, status=MAKING))
+                # A rewind that held the row is over now, and one that comes later does not take it.
+                _refuse_while_gone_back_to(topology_id, name, databases)
+    for database in databases:
+        remove(database, topology_id, name)
+    return found
+
+
+def _refuse_while_gone_back_to(topology_id: str, name: str, databases: Sequence[StateDatabase]) -> None:
     rows = [database.last_batch(topology_id) for database in databases]
     if len({row and (row.txid, row.attempt) for row in rows}) > 1 and any(
         row is not None and row.details.get("rewind", {}).get("savepoint") == name for row in rows
@@ -159,17 +171,11 @@ def drop_savepoint_in(topology_id: str, name: str, databases: Sequence[StateData
             f"topology {topology_id!r} is being rewound to savepoint {name!r}; the next `txstream run "
             f"{topology_id}` finishes that, then drop it"
         )
-    for database in databases:  # half made from here on, wherever this ends
-        if (part := saved_in(database, topology_id).get(name)) is not None:
-            with database.sessions.writing(f"savepoint {name!r}") as (connection, _):
-                registry.update(connection, replace(part, status=MAKING))
-    for database in databases:
-        remove(database, topology_id, name)
-    return found
 
 
 def no_savepoint(topology_id: str, name: str, databases: Sequence[StateDatabase]) -> UsageError:
-    there = ", ".join(one.name for one in saved(topology_id, databases)) or "none"
+    every = saved(topology_id, databases)
+    there = ", ".join(f"{one.name}{'' if one.is_whole else ' (half made)'}" for one in every) or "none"
     return UsageError(f"topology {topology_id!r} has no savepoint {name!r}; it has {there}")
 
 

@@ -3,7 +3,7 @@
 <%def name="title()">${id} · txstream</%def>
 <% status = found.status %>\
 <h1>${id} <span class="state ${row["state"].replace(" ", "-")}">${row["state"]}</span></h1>
-${problems(row["missing"])}
+${problems(row["missing"] + ([problem] if problem else []))}
 % if row["health"] and row["health"] != row["state"]:
 <p class="alert">${row["health"][:1].upper()}${row["health"][1:]}. ${remedy_link(remedy_of(row["health"]))}</p>
 % endif
@@ -76,6 +76,9 @@ ${"in " + ", ".join(found.places) if found.places else "no database yet"}</dd>
 % endif
 <dt>life</dt><dd><code>${status.uuid}</code></dd>
 </dl>
+% for page in also:
+<p><a href="${address(id, "also", page.name)}">${page.words}</a></p>
+% endfor
 </section>
 % if operate:
 <section>
