@@ -14,6 +14,7 @@ from kafka import KafkaProducer
 
 from txstream.core.dead_letters import SentLetter
 from txstream.core.errors import ServiceUnavailableError
+from txstream.spouts.kafka.many_records import Sent, for_many_records, require_sent, send_each
 from txstream.spouts.kafka.options import check_files
 
 
@@ -30,7 +31,7 @@ class KafkaLetterTopic:
         timeout_ms = int(timeout_seconds * 1000)
         request_ms = options.get("request_timeout_ms", timeout_ms)
         self._producer = KafkaProducer(
-            **{**options, "request_timeout_ms": request_ms},
+            **{**for_many_records(), **options, "request_timeout_ms": request_ms},
             # The producer gives a record up by itself, so that none is sent behind its successors.
             delivery_timeout_ms=max(timeout_ms, request_ms),
             bootstrap_servers=[server.strip() for server in bootstrap.split(",")],
@@ -55,20 +56,13 @@ class KafkaLetterTopic:
         )
         sent.get(timeout=2 * self._timeout_seconds)
 
-    def send_all(
-        self, records: Sequence[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]], _txid: int
-    ) -> None:
+    def send_all(self, records: Sequence[Sent], _txid: int) -> None:
         """Append keys, values and headers in this order, each to the partition of its key; return once all of
         them are acknowledged. The txid does not matter."""
         if not self._producer.partitions_for(self._topic):
             raise ServiceUnavailableError(f"Kafka has no topic {self._topic!r}, or does not answer")
-        sent = [
-            self._producer.send(self._topic, value, key, headers=list(headers))
-            for key, value, headers in records
-        ]
-        self._producer.flush(timeout=2 * self._timeout_seconds)
-        for one in sent:
-            one.get(timeout=0)
+        sent = send_each(self._producer, self._topic, records)
+        require_sent(self._producer, sent, 2 * self._timeout_seconds)
 
     def close(self) -> None:
         self._producer.close(timeout=0)

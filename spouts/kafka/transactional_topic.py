@@ -18,6 +18,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import TopicAlreadyExistsError
 
 from txstream.core.errors import ServiceUnavailableError
+from txstream.spouts.kafka.many_records import Sent, for_many_records, require_sent, send_each
 from txstream.spouts.kafka.options import check_files
 
 CONTROL = {"cleanup.policy": "compact", "segment.bytes": str(1 << 20)}
@@ -53,7 +54,7 @@ class TransactionalTopic:
         }
         self._make_control()
         self._producer = KafkaProducer(
-            **self._options,
+            **{**for_many_records(), **self._options},
             transactional_id=transactional_id,
             transaction_timeout_ms=int(TRANSACTION_TIMEOUT_SECONDS * 1000),
             acks="all",
@@ -69,9 +70,7 @@ class TransactionalTopic:
             self._producer.close(timeout=0)
             raise
 
-    def send_all(
-        self, records: Sequence[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]], txid: int
-    ) -> None:
+    def send_all(self, records: Sequence[Sent], txid: int) -> None:
         """Append the rows of a txid, each to the partition of its key, unless they are there."""
         if txid <= self.reached:
             return
@@ -79,15 +78,10 @@ class TransactionalTopic:
             raise ServiceUnavailableError(f"Kafka has no topic {self._topic!r}, or does not answer")
         self._producer.begin_transaction()
         try:
-            sent = [
-                self._producer.send(self._topic, value, key, headers=list(headers))
-                for key, value, headers in records
-            ]
+            sent = send_each(self._producer, self._topic, records)
             marker = json.dumps({"life": self._life, "txid": txid}).encode()
             sent.append(self._producer.send(self._control.topic, marker, self._key, partition=0))
-            self._producer.flush(timeout=2 * self._timeout_seconds)
-            for one in sent:
-                one.get(timeout=0)
+            require_sent(self._producer, sent, 2 * self._timeout_seconds)
         except BaseException:
             with contextlib.suppress(Exception):  # the next one to connect ends it, or else the broker
                 self._producer.abort_transaction()
