@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,11 +21,11 @@ from txstream.api.state import SqlState, SqlTable
 from txstream.bolts.append import SqlAppendBolt
 from txstream.bolts.sql import SqlStateBolt
 from txstream.core.batch_metas import MetaCodec
-from txstream.core.errors import UsageError
+from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.engine.start.driver import Driver
-from txstream.plugins.change import rewind_command, swap_command, swapping
+from txstream.plugins.change import rewind_command, rewinding, swap_command, swapping
 from txstream.plugins.change.rewinding import Rewound, rewind_in
-from txstream.plugins.change.savepoints import opened
+from txstream.plugins.change.savepoints import create_savepoint, opened
 from txstream.plugins.change.swapping import Side, Swapped, swap_in
 from txstream.plugins.proof.zookeeper_tree import MemoryProgress
 from txstream.plugins.testing import driver as testing_driver
@@ -176,6 +176,45 @@ def running(pair: Pair) -> Iterator[None]:
         finally:
             for test in pair.tests.values():
                 test.close()
+
+
+def nothing_is_changed_while_one_is_away(
+    pair: Pair, leave: Callable[[], None], come_back: Callable[[], None]
+) -> None:
+    """The second database goes away before a command begins, and once the first has done its part."""
+
+    def reached(step: str) -> None:
+        if step in ("database 0 swapped", "database 0 put back"):
+            leave()
+
+    begin(pair)
+    create_savepoint("words", "monday", pair.settings)
+    pair.source.append("words/0", *MORE)
+    for name in ("words", "new"):
+        pair.tests[name].run()
+    leave()
+    for command in (pair.swap, partial(pair.rewind, "monday")):
+        with pytest.raises(ServiceUnavailableError):
+            command()
+    come_back()
+    assert (pair.totals(), len(pair.ledger(0))) == (truth("abacad"), 4)
+    for module, command, after, txid in (
+        (rewinding, partial(pair.rewind, "monday"), truth("aba"), 5),
+        (swapping, pair.swap, truth("abacad", 2), 8),
+    ):
+        before = pair.totals()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "_reached", reached)
+            with pytest.raises(ServiceUnavailableError):
+                command()
+        assert pair.ledger(0)[-1][0] == txid
+        come_back()
+        assert pair.totals() == [after[0], before[1]], "the databases are apart"
+        weight = 2 if module is swapping else 1
+        pair.tests["words"].restart(pair.code("words", OpaqueSpout, weight=weight))
+        assert pair.totals() == after, "the next start finishes it"
+        pair.tests["words"].run()
+        assert pair.totals() == truth("abacad", weight)
 
 
 def removed_rows_and_changes_go_along(pair: Mirror, spout: str) -> None:

@@ -19,6 +19,7 @@ from guards.hunt import (
     Hunt as Hunt,
     KeepHunt as KeepHunt,
     LetterHunt as LetterHunt,
+    RewindHunt as RewindHunt,
 )
 from guards.keep import KEEP
 from guards.locks import LOCKS

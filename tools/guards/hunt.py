@@ -76,6 +76,10 @@ class KeepHunt(Hunt):
     """A hunt in histories of tables with `keep`, on machines whose clocks differ."""
 
 
+class RewindHunt(Hunt):
+    """A hunt in histories of savepoints and rewinds."""
+
+
 def refused_by_the_next_commit(*hunts: Hunt) -> tuple[Hunt, ...]:
     """Return hunts that end in a refusal, and the same ones without that guard, for which the result is
     wrong."""

@@ -13,14 +13,21 @@ from typing import Any
 
 import pytest
 from support.saved_rigs import BOTH, SPOUTS, Check, SavedRig
-from support.windows import FIELDS, graph, metas, rows
+from support.windows import FIELDS, graph, metas, query, rows
 
-from txstream import DeadLetters, inspect
+from txstream import (
+    ClosedBolt,
+    DeadLetters,
+    SqlAppendBolt,
+    SqlTable,
+    TransactionalTopologyBuilder,
+    inspect,
+)
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import CorruptStateError, StaleAttemptError, UsageError
 from txstream.core.fault_points import Point
 from txstream.engine.start.driver import Driver
-from txstream.plugins.change import rewinding
+from txstream.plugins.change import rewinding, savepoints
 from txstream.plugins.change.rewind_command import settle
 from txstream.plugins.change.rewinding import Rewound, rewind_in
 from txstream.plugins.change.savepoints import create_savepoint, drop_savepoint, opened
@@ -202,6 +209,31 @@ def test_dead_letters_are_as_they_were_so_that_no_record_counts_twice(
     assert totals(rig, 0) == totals(rig, 1) == truth()
 
 
+def test_a_savepoint_of_what_was_undone_is_refused_once_its_dead_letters_are_gone(
+    rig: SavedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Check, "bad", {"d"})
+    test = rig.start(letters=DeadLetters(max_share=1.0))
+    test.run()
+    create_savepoint("words", "monday", rig.settings)
+    rig.source.append("words/0", ("c", 4), ("a", 5))
+    test.run()
+    create_savepoint("words", "tuesday", rig.settings)
+    tuesday = totals(rig, 0)
+    rig.source.append("words/0", ("d", 6))
+    test.run()
+    create_savepoint("words", "wednesday", rig.settings)
+    go_back(rig, "monday")
+    assert go_back(rig, "tuesday").to == 3
+    assert totals(rig, 0) == totals(rig, 1) == tuesday, "forward again"
+    with pytest.raises(UsageError, match="the dead letters of txid 4 went with it when txid 5 undid it"):
+        go_back(rig, "wednesday")
+    assert totals(rig, 0) == tuesday
+    test.restart()
+    test.run()
+    assert totals(rig, 0) == totals(rig, 1) == truth(without="d")
+
+
 def test_those_who_look_back_do_not_see_what_was_undone(rig: SavedRig) -> None:
     test = rig.start()
     test.run()
@@ -275,6 +307,8 @@ def test_windows_close_after_a_rewind_when_they_would_have(
         first = watermarks()[2]
         assert first is not None, "by what batch 1 has told"
         test.crash()
+        with sqlite3.connect(file) as connection:  # as it is once the ledger is pruned
+            connection.execute("DELETE FROM txstream_batch WHERE txid = 1")
         store = MemoryProgress(test._control.driver._world.tree, "t", MetaCodec(MemoryRange))
         identity = store.read_identity()
         assert identity is not None
@@ -283,6 +317,67 @@ def test_windows_close_after_a_rewind_when_they_would_have(
         test.restart()
         test.run()
     assert watermarks()[done.txid + 1] == first
+
+
+@pytest.mark.parametrize("commit", ["auto", pytest.param("executors", marks=pytest.mark.soak)])
+def test_windows_that_are_open_again_are_emitted_again_when_they_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: Any
+) -> None:
+    """Back to where a window is closed and not emitted yet, and then to before it closed. A table that takes
+    no window twice gets each once."""
+    monkeypatch.setattr(testing_driver, "Driver", partial(Driver, settlers=[settle]))
+    file, settings = tmp_path / "state.db", Settings(database=f"sqlite:///{tmp_path / 'state.db'}")
+
+    def emitting(builder: TransactionalTopologyBuilder) -> None:
+        builder.set_bolt("closed", ClosedBolt("count")).local_or_shuffle_grouping("clicks")
+        final = SqlTable("final", "n bigint", key="page string, window_start timestamp")
+        builder.set_bolt("final", SqlAppendBolt(final)).global_grouping("closed", stream="closed")
+
+    def emitted() -> list[int]:
+        return [n for (n,) in query(file, "SELECT n FROM final ORDER BY window_start")]
+
+    with (
+        MemorySpout(FIELDS, {"p0": rows("p0", 0, 30)}) as source,
+        TopologyTest(
+            graph(source, below=emitting, commit=commit), database=settings.database, clock=ManualClock(2e9)
+        ) as test,
+    ):
+
+        def come(*minutes: float) -> None:
+            """Each in a batch of its own."""
+            for one in minutes:
+                source.append("p0", *rows("p0", one))
+                test.run()
+
+        def back(to: str) -> None:
+            test.crash()
+            store = MemoryProgress(test._control.driver._world.tree, "t", MetaCodec(MemoryRange))
+            identity = store.read_identity()
+            assert identity is not None
+            with opened("t", settings) as databases:
+                rewind_in("t", to, identity, store, databases, MetaCodec(MemoryRange))
+            test.restart()
+            test.run()
+
+        test.run()
+        come(75)
+        create_savepoint("t", "open", settings)
+        come(76)  # closes 12:00
+        create_savepoint("t", "closed", settings)
+        assert emitted() == []
+        come(77, 140, 141)  # emits it, and closes 13:00
+        come(142)
+        assert emitted() == [2, 3]
+        back("closed")
+        assert emitted() == [2]  # by the batch that reads all the others again
+        come(143, 144)
+        assert emitted() == [2, 3]
+        back("open")
+        assert emitted() == []
+        come(145)
+        assert emitted() == [2]
+        come(146)
+        assert emitted() == [2, 3]
 
 
 def test_a_driver_of_before_writes_nothing_into_a_rewound_table(rig: SavedRig) -> None:
@@ -303,6 +398,20 @@ def test_a_driver_of_before_writes_nothing_into_a_rewound_table(rig: SavedRig) -
             with pytest.raises(StaleAttemptError):
                 states.raise_fence(fence.attempt)
     assert rig.all_rows() == rewound
+
+
+def test_a_rewind_that_somebody_has_overtaken_puts_nothing_back(
+    rig: SavedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = rig.start()
+    test.run()
+    create_savepoint("words", "monday", rig.settings)
+    more(rig)
+    rows = rig.all_rows()
+    monkeypatch.setattr(rewinding, "_reached", lambda step: step == "plans dropped" and test.restart())
+    with pytest.raises(StaleAttemptError):
+        go_back(rig, "monday")
+    assert (rig.all_rows(), len(ledger(rig, 0))) == (rows, 4)
 
 
 def test_the_last_batch_of_an_opaque_topology_is_undone_without_a_savepoint(rig: SavedRig) -> None:
@@ -342,6 +451,44 @@ def test_what_cannot_be_gone_back_to_is_refused_with_what_would_work(rig: SavedR
     go_back(rig, "2")
     with pytest.raises(UsageError, match=r"txid 5 is a rewind itself; what would work: savepoint monday"):
         go_back(rig, "4")
+
+
+def test_a_savepoint_is_dropped_before_a_rewind_to_it_begins_or_after_it_is_done(
+    rig: SavedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = rig.start()
+    test.run()
+    for name in ("monday", "tuesday"):
+        create_savepoint("words", name, rig.settings)
+    before = rig.all_rows()
+    more(rig)
+    rows, read, looks = rig.all_rows(), savepoints.saved_in, list[str]()
+
+    def drop(step: str) -> None:
+        if step == "plans dropped":
+            drop_savepoint("words", "monday", rig.settings)
+
+    def look(*of: Any) -> Any:
+        """Look at what is to be dropped; a rewind to it begins before it is."""
+        found = read(*of)
+        looks.append("")
+        if len(looks) == 3:  # once for each database to find it, then before it is dropped
+            with pytest.raises(Died):
+                go_back(rig, "tuesday")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rewinding, "_reached", drop)
+        with pytest.raises(UsageError, match=r"'monday' of txid 2 of topology 'words' is not in .* any more"):
+            go_back(rig, "monday")
+    assert (rig.all_rows(), len(ledger(rig, 0))) == (rows, 4), "nothing was changed"
+    with monkeypatch.context() as patch:
+        patch.setattr(rewinding, "_reached", partial(die_at, "database 0 put back"))
+        patch.setattr(savepoints, "saved_in", look)
+        with pytest.raises(UsageError, match="is being rewound to savepoint 'tuesday'"):
+            drop_savepoint("words", "tuesday", rig.settings)
+    test.restart()
+    assert rig.all_rows() == before, "the next start finishes it"
 
 
 def test_a_transactional_topology_needs_a_savepoint(rig: SavedRig) -> None:

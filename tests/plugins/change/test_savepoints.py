@@ -121,6 +121,29 @@ def test_a_transactional_batch_of_executors_is_waited_for(rig: SavedRig) -> None
     assert savepoints.savepoints("words", rig.settings) == []
 
 
+def test_what_could_be_removed_only_in_part_is_half_made(
+    rig: SavedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.start().run()
+    removed = savepoints.remove
+
+    def goes_away(step: str) -> None:
+        if step == "database 0 made":
+            raise ServiceUnavailableError("the second is away")
+
+    def remove(database: Any, *of: Any) -> None:
+        if database.display_url == rig.urls[0]:
+            raise ServiceUnavailableError("the first is away, too")
+        removed(database, *of)
+
+    monkeypatch.setattr(savepoints, "_reached", goes_away)
+    monkeypatch.setattr(savepoints, "remove", remove)
+    with pytest.raises(ServiceUnavailableError, match="second"):
+        create_savepoint("words", "half", rig.settings)
+    (left,) = savepoints.savepoints("words", rig.settings)
+    assert not left.is_whole
+
+
 def test_what_is_half_made_is_told_and_removed(
     rig: SavedRig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

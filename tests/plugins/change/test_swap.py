@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from support.swap_rigs import (
     Pair,
     begin,
     dies_at,
+    nothing_is_changed_while_one_is_away,
     removed_rows_and_changes_go_along,
     running,
     truth,
@@ -29,13 +29,12 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.core.errors import (
     CorruptStateError,
     ProgressMismatchError,
-    ServiceUnavailableError,
     StaleAttemptError,
     UsageError,
 )
 from txstream.core.transaction import AttemptId
-from txstream.plugins.change import rewinding, swapping
-from txstream.plugins.change.savepoints import create_savepoint, opened
+from txstream.plugins.change import swapping
+from txstream.plugins.change.savepoints import opened
 from txstream.spouts.memory import MemorySpout
 
 
@@ -149,50 +148,20 @@ def test_a_swap_that_dies_is_finished_or_not_begun(pair: Pair, step: str, back: 
     assert txids == list(range(1, len(txids) + 1)), "a txid is never used again"
 
 
-def test_nothing_is_changed_while_a_database_is_away_and_later_all_is(
-    pair: Pair, files: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_changed_while_a_database_is_away_and_later_all_is(pair: Pair, files: list[Path]) -> None:
     away = files[1].with_suffix(".away")
 
-    def leave(step: str = "database 0 swapped") -> None:
-        if step in ("database 0 swapped", "database 0 put back"):
-            for one in pair.databases:
-                one.sessions.close()
-            files[1].rename(away)
-            files[1].mkdir()  # opening it is refused
+    def leave() -> None:
+        for one in pair.databases:
+            one.sessions.close()
+        files[1].rename(away)
+        files[1].mkdir()  # opening it is refused
 
     def come_back() -> None:
         files[1].rmdir()
         away.rename(files[1])
 
-    begin(pair)
-    create_savepoint("words", "monday", pair.settings)
-    pair.source.append("words/0", *MORE)
-    for name in ("words", "new"):
-        pair.tests[name].run()
-    leave()
-    for command in (pair.swap, partial(pair.rewind, "monday")):
-        with pytest.raises(ServiceUnavailableError):
-            command()
-    come_back()
-    assert (pair.totals(), len(pair.ledger(0))) == (truth("abacad"), 4)
-    for module, command, after, txid in (
-        (rewinding, partial(pair.rewind, "monday"), truth("aba"), 5),
-        (swapping, pair.swap, truth("abacad", 2), 8),
-    ):
-        before = pair.totals()
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "_reached", leave)
-            with pytest.raises(ServiceUnavailableError):
-                command()
-        assert pair.ledger(0)[-1][0] == txid
-        come_back()
-        assert pair.totals() == [after[0], before[1]], "the databases are apart"
-        weight = 2 if module is swapping else 1
-        pair.tests["words"].restart(pair.code("words", OpaqueSpout, weight=weight))
-        assert pair.totals() == after, "the next start finishes it"
-        pair.tests["words"].run()
-        assert pair.totals() == truth("abacad", weight)
+    nothing_is_changed_while_one_is_away(pair, leave, come_back)
 
 
 def test_a_fork_that_is_behind_is_refused_and_one_that_is_ahead_is_not(pair: Pair) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, Table, delete, insert, select, update
 
-from txstream.api.state import TXID_COLUMN
+from txstream.api.state import BATCH, TXID_COLUMN
 from txstream.core.errors import ProgressMismatchError, UsageError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
@@ -34,11 +34,12 @@ from txstream.inspect.ledgers import part_of, rewound_to
 from txstream.inspect.plain_metas import codec_of
 from txstream.plugins.audit.rebuilt_progress import rebuild
 from txstream.plugins.audit.recover_from_ledgers import elected
-from txstream.plugins.change import folders
-from txstream.plugins.change.registry import SavedPart
+from txstream.plugins.change import folders, registry
+from txstream.plugins.change.registry import MADE, SavedPart
 from txstream.plugins.change.savepoints import (
     copy_of,
     driver_rows,
+    learned_at,
     learned_by,
     no_savepoint,
     saved,
@@ -161,8 +162,7 @@ def rewind_in(
     first, last = Txid(target.to + 1), target.last
     confirm(
         f"Put {topology_id} back to txid {target.to}, as batch {progress.current}? The effects of txid "
-        f"{first} to {last} go, and their records are read again. Topics of changes_to are told at "
-        f"the next start; consumer groups and what else follows the topology are not."
+        f"{first} to {last} go, and their records are read again."
     )
     # Step 2
     kept = {txid: one for txid, one in progress.batches.items() if txid < progress.current}
@@ -218,8 +218,8 @@ def _target(topology_id: str, to: str, databases: Sequence[StateDatabase], progr
         raise UsageError(
             f"topology {topology_id!r} is at txid {last}: it can go back to an earlier one, not to {txid}"
         )
-    learned = learned_by(topology_id, txid, databases)
     if named:
+        learned = learned_at(topology_id, named[0], databases)
         metas: Mapping[str, Any] = next(iter(named[0].parts.values())).metas
         return Target(txid, named[0].name, last, places(metas), learned)
     row = next((row for one in databases if (row := one.batch(topology_id, txid)) is not None), None)
@@ -228,7 +228,7 @@ def _target(topology_id: str, to: str, databases: Sequence[StateDatabase], progr
             f"topology {topology_id!r} has no txid {txid} in its ledger, whose places would be gone back to; "
             f"{_would_work(topology_id, databases, None)}"
         )
-    return Target(txid, None, last, places(row.metas), learned)
+    return Target(txid, None, last, places(row.metas), learned_by(topology_id, txid, databases))
 
 
 def places(metas: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,6 +260,7 @@ def _check(
         if target.savepoint is not None:
             part = saved_in(database, topology_id).get(target.savepoint)
             refused += _not_saved(part, owners, database)
+            refused += _letters_gone(topology_id, target, database)
             continue
         if semantics is not Semantics.OPAQUE:
             refused += [f"{one.table} is transactional and keeps no earlier values" for one in owners]
@@ -295,6 +296,23 @@ def _not_saved(part: SavedPart | None, owners: Sequence[Owner], database: StateD
     return found
 
 
+def _letters_gone(topology_id: str, target: Target, database: StateDatabase) -> list[str]:
+    """Name the batches of a savepoint whose dead letters went when a batch since then undid them: of a record
+    that they left out, nothing would be left, and one that they retried would be retried once more."""
+    since = database.batches(topology_id, limit=target.last - target.to)
+    undoing = {row.txid: to for row in since if (to := rewound_to(row)) is not None and to < target.to}
+    if not undoing:
+        return []
+    low = min(undoing.values())
+    by = min(txid for txid, to in undoing.items() if to == low)
+    undone = database.batches(topology_id, limit=target.to - low, before=target.to + 1)
+    return [
+        f"the dead letters of txid {row.txid} went with it when txid {by} undid it"
+        for row in undone
+        if row.metas.get("excluded") or row.metas.get("retried")
+    ]
+
+
 def _owners(database: StateDatabase, topology_id: str) -> list[Owner]:
     with database.sessions.reading("its tables") as connection:
         return state_tables.owned_by(connection, topology_id)
@@ -303,6 +321,12 @@ def _owners(database: StateDatabase, topology_id: str) -> list[Owner]:
 def _is_appended(owner: Owner) -> bool:
     """Whether rows of a table never change, so that they tell which batch made them."""
     return declared_spec(owner).state.on_conflict in ("fail", "ignore")
+
+
+def _leaves(owner: Owner) -> bool:
+    """Whether a table has changes that somebody follows. Nobody follows versions: of what was before a rewind
+    they tell no more, since its ledger row does not name them."""
+    return "copies" in owner.declaration and declared_spec(owner).state.key_names[0] == BATCH
 
 
 # --- doing it -----------------------------------------------------------------------------------------------
@@ -332,14 +356,14 @@ def _put_back(
 ) -> None:
     """Put the states of one database back, in one transaction under the fence. Done `again`, it leaves what
     is to be told as it is."""
-    part = None if target.savepoint is None else saved_in(database, life.topology).get(target.savepoint)
     now = datetime.now(UTC)
     with database.sessions.writing(f"rewinding to txid {target.to}", patient=True) as (connection, answered):
         here = SqlTransaction(life, PreparedStatements(database.sessions), connection, answered)
         here.hold_fence(attempt.attempt)
         owners = state_tables.owned_by(connection, life.topology)
+        part = _held(connection, database, life.topology, target) if owners else None
         live = {one.table: state_tables.declared_table(one, database.sessions.dialect) for one in owners}
-        copies = {one.declaration["copies"]: live[one.table] for one in owners if "copies" in one.declaration}
+        copies = {one.declaration["copies"]: live[one.table] for one in owners if _leaves(one)}
         # Copies first, so that what is told stays.
         for owner in sorted(owners, key=lambda one: "copies" not in one.declaration):
             if again and "copies" in owner.declaration:
@@ -375,6 +399,21 @@ def _put_back(
             )
         )
         _reached("inside")
+
+
+def _held(
+    connection: Connection, database: StateDatabase, topology_id: str, target: Target
+) -> SavedPart | None:
+    """Return the part of the savepoint in a database; until the transaction ends, nobody drops it."""
+    if target.savepoint is None:
+        return None
+    part = registry.read(connection, topology_id, held=True).get(target.savepoint)
+    if part is None or (part.status, part.txid) != (MADE, target.to):
+        raise UsageError(
+            f"savepoint {target.savepoint!r} of txid {target.to} of topology {topology_id!r} is not in "
+            f"{database.display_url} any more: it was dropped meanwhile"
+        )
+    return part
 
 
 def _from_savepoint(

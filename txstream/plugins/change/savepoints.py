@@ -12,7 +12,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -93,7 +93,8 @@ def create_savepoint_in(
             )
     with contextlib.ExitStack() as stack:
         readings, row = _at_one_txid(topology_id, databases, stack, timeout_seconds)
-        parts = [_part(one, row, name, to, number) for number, one in enumerate(databases)]
+        learned = learned_by(topology_id, row.txid, databases)
+        parts = [_part(one, row, learned, name, to, number) for number, one in enumerate(databases)]
         begun: list[StateDatabase] = []
         try:
             for database, part in zip(databases, parts, strict=True):
@@ -101,21 +102,27 @@ def create_savepoint_in(
                     database.sessions.dialect.lock_definitions(connection)
                     registry.begin(connection, part)
                 begun.append(database)
+                _reached(f"database {len(begun) - 1} begun")
             # At once: a snapshot in which nobody asks for long is ended by its server.
             with ThreadPoolExecutor(len(databases), "txstream-savepoint") as pool:
                 copied = list(pool.map(partial(_copied, txid=row.txid), databases, readings, parts))
+            _reached("copied")
             by_url = dict(zip((one.display_url for one in databases), copied, strict=True))
             if to is not None:
                 folders.write_manifest(to, topology_id, row, by_url)
-            for database, part in zip(databases, copied, strict=True):
+            for number, (database, part) in enumerate(zip(databases, copied, strict=True)):
                 with database.sessions.writing(f"savepoint {name!r}") as (connection, _):
                     registry.update(connection, part)
+                _reached(f"database {number} made")
         except BaseException:
-            for database in begun:
-                with contextlib.suppress(TxstreamError):
-                    remove(database, topology_id, name)
+            with contextlib.suppress(TxstreamError):
+                _remove_everywhere(topology_id, name, begun)
             raise
     return _together(name, by_url)
+
+
+def _reached(step: str) -> None:
+    """Called between any two steps that write, for tests that die there."""
 
 
 def is_name(name: str) -> bool:
@@ -151,6 +158,24 @@ def drop_savepoint_in(topology_id: str, name: str, databases: Sequence[StateData
     found = next((one for one in saved(topology_id, databases) if one.name == name), None)
     if found is None:
         raise no_savepoint(topology_id, name, databases)
+    _remove_everywhere(topology_id, name, databases)
+    return found
+
+
+def _remove_everywhere(topology_id: str, name: str, databases: Sequence[StateDatabase]) -> None:
+    for database in databases:  # half made from here on, wherever this ends
+        if (part := saved_in(database, topology_id).get(name)) is not None:
+            with database.sessions.writing(f"savepoint {name!r}") as (connection, _):
+                registry.update(connection, replace(part, status=MAKING))
+                # A rewind that held the row is over now, and one that comes later does not take it.
+                _refuse_while_gone_back_to(topology_id, name, databases)
+            _reached("marked")
+    for number, database in enumerate(databases):
+        remove(database, topology_id, name)
+        _reached(f"database {number} removed")
+
+
+def _refuse_while_gone_back_to(topology_id: str, name: str, databases: Sequence[StateDatabase]) -> None:
     rows = [database.last_batch(topology_id) for database in databases]
     if len({row and (row.txid, row.attempt) for row in rows}) > 1 and any(
         row is not None and row.details.get("rewind", {}).get("savepoint") == name for row in rows
@@ -159,17 +184,11 @@ def drop_savepoint_in(topology_id: str, name: str, databases: Sequence[StateData
             f"topology {topology_id!r} is being rewound to savepoint {name!r}; the next `txstream run "
             f"{topology_id}` finishes that, then drop it"
         )
-    for database in databases:  # half made from here on, wherever this ends
-        if (part := saved_in(database, topology_id).get(name)) is not None:
-            with database.sessions.writing(f"savepoint {name!r}") as (connection, _):
-                registry.update(connection, replace(part, status=MAKING))
-    for database in databases:
-        remove(database, topology_id, name)
-    return found
 
 
 def no_savepoint(topology_id: str, name: str, databases: Sequence[StateDatabase]) -> UsageError:
-    there = ", ".join(one.name for one in saved(topology_id, databases)) or "none"
+    every = saved(topology_id, databases)
+    there = ", ".join(f"{one.name}{'' if one.is_whole else ' (half made)'}" for one in every) or "none"
     return UsageError(f"topology {topology_id!r} has no savepoint {name!r}; it has {there}")
 
 
@@ -206,6 +225,14 @@ def learned_by(topology_id: str, txid: Txid, databases: Sequence[StateDatabase])
     return {
         table: one for row in rows if row is not None for table, one in row.details.get("learned", {}).items()
     }
+
+
+def learned_at(
+    topology_id: str, saved_there: Savepoint, databases: Sequence[StateDatabase]
+) -> Mapping[str, Any]:
+    """Return what windows knew at a savepoint."""
+    learned = next(iter(saved_there.parts.values())).learned
+    return learned_by(topology_id, saved_there.txid, databases) if learned is None else learned
 
 
 def _together(name: str, parts: dict[str, SavedPart]) -> Savepoint:
@@ -267,7 +294,14 @@ def boundary(
 # --- the copy -----------------------------------------------------------------------------------------------
 
 
-def _part(database: StateDatabase, row: BatchRecord, name: str, to: Path | None, number: int) -> SavedPart:
+def _part(
+    database: StateDatabase,
+    row: BatchRecord,
+    learned: Mapping[str, Any],
+    name: str,
+    to: Path | None,
+    number: int,
+) -> SavedPart:
     """Return what is to be made in one database. Raises UsageError for a table that cannot be made."""
     tables = []
     with database.sessions.reading("its tables") as connection:
@@ -294,6 +328,7 @@ def _part(database: StateDatabase, row: BatchRecord, name: str, to: Path | None,
         row.metas,
         tuple(tables),
         None if to is None else str(to),
+        learned,
     )
 
 

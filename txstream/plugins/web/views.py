@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstream import inspect
 from txstream.cli.asking import NotRunningError
-from txstream.core.errors import ServiceUnavailableError, StateTableError, TxstreamError, UsageError
+from txstream.core.errors import (
+    LeaderExistsError,
+    ServiceUnavailableError,
+    StateTableError,
+    TxstreamError,
+    UsageError,
+)
 from txstream.core.transaction import epoch_of, sequence_of
 from txstream.core.wording import in_order
 from txstream.inspect.health import Word, outages
@@ -32,6 +38,7 @@ from txstream.inspect.json_documents import (
 from txstream.inspect.ledgers import failed_attempts, part_of, throughput
 from txstream.inspect.standing import Standing, standing_document
 from txstream.plugins.compare import kept
+from txstream.plugins.web.added_pages import UnknownPageError
 
 if TYPE_CHECKING:
     from txstream.core.failing_batch import FailingBatch, Wait
@@ -40,6 +47,7 @@ if TYPE_CHECKING:
     from txstream.zookeeper.notes import Note
 
 T = TypeVar("T")
+
 
 DEFAULT_BATCHES = 1_000
 MOST_BATCHES = 10_000
@@ -442,9 +450,9 @@ def shown_attempt(attempt: int) -> str:
     return f"{epoch_of(attempt)}.{sequence_of(attempt)}"
 
 
-def act(site: Site, topology_id: str, kind: str, client: str, components: Sequence[str] = ()) -> str:
-    """Ask the driver for who is at the address `client`, and return what it did in a sentence."""
-    told = site.ask(topology_id, kind, {"components": list(components)} if components else {}, client)
+def act(site: Site, topology_id: str, kind: str, by: str, components: Sequence[str] = ()) -> str:
+    """Ask the driver for `by`, and return what it did in a sentence."""
+    told = site.ask(topology_id, kind, {"components": list(components)} if components else {}, by)
     if kind == "pause":
         after = (told or {}).get("after")
         return f"{topology_id} is paused" + (
@@ -470,6 +478,8 @@ STATUS_OF = (
     (inspect.UnknownTxidError, 404),
     (StateTableError, 404),
     (kept.UnknownComparisonError, 404),
+    (UnknownPageError, 404),
+    (LeaderExistsError, 409),
     (NotRunningError, 409),
     (UsageError, 400),
     (ServiceUnavailableError, 503),

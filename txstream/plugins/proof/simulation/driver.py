@@ -27,7 +27,7 @@ from txstream.engine.loop.workers import Workers
 from txstream.engine.start import driver as product
 from txstream.engine.start.batch_tier import BatchTier
 from txstream.engine.start.driver import Services
-from txstream.engine.start.takeover import Takeover
+from txstream.engine.start.takeover import Settler, Takeover
 from txstream.plugins.proof.simulation.program import Program
 from txstream.plugins.proof.simulation.source import LogCoordinator
 from txstream.plugins.proof.simulation.tasks import Runner
@@ -109,6 +109,7 @@ class SimulatedDriver(Actor, Watcher):
     """One driver, from its election to its end. It is its own `Services`."""
 
     state = "simulated"
+    settlers: Sequence[Settler] = ()
 
     def __init__(self, world: World, number: int, program: Program) -> None:
         super().__init__(world, number)
@@ -154,7 +155,7 @@ class SimulatedDriver(Actor, Watcher):
             plan=self._plan,
             committer=self.program.committer,
         )
-        driver = self._product = product.Driver(self, tier)
+        driver = self._product = product.Driver(self, tier, self.settlers)
         try:
             loop = driver.start()
         except ServiceUnavailableError as error:
