@@ -13,8 +13,10 @@ they differ.
 
 With `--shares` one record in 1,000, in 10,000 and in 100,000 is bad, evenly spread, of values in JSON and in
 Avro: its value cannot be decoded, or a bolt raises, in the stage that reads or behind an exchange. A topic is
-read in batches of a tenth of it (catching up) and of 1,000 records (live). The output has the throughput as a
-part of that of a healthy topic.
+read in batches of a tenth of it (catching up) and of 1,000 records (live). Each run has one of a healthy
+topic beside it, before it and after it by turns. The output has the throughput as a part of that one's: the
+median of all turns, the least and the most. Where these are far apart, the machine was not quiet: take more
+turns.
 
 With `--latency` 1,000 JSON records come each second, with the same shares. The output has the milliseconds
 from producing a record to its commit, as PostgreSQL recorded it, and the median as a multiple of a healthy
@@ -182,7 +184,7 @@ def run_along(
 def shares(session: Any, settings: txstream.Settings, options: argparse.Namespace) -> bool:
     """Measure topics with bad records all along, beside healthy ones. Return whether all is exact."""
     records, all_exact = options.records, True
-    print(f"{records:,} records of each topic{'1 in':>46}{'of healthy':>12}{'failed':>8}")
+    print(f"{records:,} records of each topic{'1 in':>46}{'of healthy':>12}{'from to':>16}{'failed':>8}")
     for form in options.formats:
         topics = {(kind, share): f"{form}-{kind}-{share}" for kind, _ in KINDS for share in SHARES}
         kafka = settings.kafka or ""
@@ -191,20 +193,21 @@ def shares(session: Any, settings: txstream.Settings, options: argparse.Namespac
             make_shared_topic(kafka, topic, form, kind, share, records)
         for live in (False, True):
             for kind, where in KINDS:
-                found: dict[int | None, list[tuple[float, bool, int]]] = {}
-                for turn in range(options.turns + 1):
-                    for bad in (None, *SHARES):
-                        topic = f"{form}-healthy" if bad is None else topics[kind, bad]
-                        one = run_along(session, settings, topic, form, where, live, records)
-                        if turn:  # the first warms up
-                            found.setdefault(bad, []).append(one)
-                healthy = statistics.median(rate for rate, _, _ in found[None])
                 for share in SHARES:
-                    rate = statistics.median(rate for rate, _, _ in found[share])
-                    failed = sum(failed for _, _, failed in found[share])
+                    pair, ratios, failed = [f"{form}-healthy", topics[kind, share]], [], 0
+                    for turn in range(options.turns + 1):
+                        found = {
+                            topic: run_along(session, settings, topic, form, where, live, records)
+                            for topic in (pair if turn % 2 else reversed(pair))
+                        }
+                        (healthy, *_), (rate, _, attempts) = (found[topic] for topic in pair)
+                        all_exact = all_exact and all(exact for _, exact, _ in found.values())
+                        if turn:  # the first warms up
+                            ratios.append(rate / healthy)
+                            failed += attempts
                     how = f"{form}, {'live' if live else 'catching up'}: bad {kind}, {where}"
-                    print(f"{how:<56}{share:>12,}{rate / healthy:>12.2f}{failed:>8}", flush=True)
-                all_exact = all_exact and all(exact for turns in found.values() for _, exact, _ in turns)
+                    middle, spread = statistics.median(ratios), f"{min(ratios):.2f} to {max(ratios):.2f}"
+                    print(f"{how:<56}{share:>12,}{middle:>12.2f}{spread:>16}{failed:>8}", flush=True)
     return all_exact
 
 

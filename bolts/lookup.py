@@ -66,7 +66,13 @@ class LookupBolt(TableReader):
         columns: str | Sequence[str] | Mapping[str, str] | None = None,
         missing: Missing = "null",
         cache_rows: int = 50_000,
+        table_first: bool = False,
     ) -> None:
+        if table_first:
+            raise TopologyError(
+                "which topics fill a table is known to its source alone: "
+                "KafkaSource([...], table_first='users') reads the topic users to its end before any other"
+            )
         if missing == "wait":
             raise TopologyError(
                 "missing='wait' cannot be exact: a tuple that waits would belong to two batches; take "

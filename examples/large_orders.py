@@ -50,6 +50,7 @@ def graph(
     table: str = "orders",
     limit: Decimal = Decimal(1000),
     driver_commit_rows: int | None = None,
+    exactly_once: bool = False,
 ) -> Topology:
     """Return the topology over any source of orders that gives the place of each."""
     builder = TransactionalTopologyBuilder(
@@ -58,7 +59,8 @@ def graph(
     rows = SqlAppendBolt(SqlTable(table, FIELDS))
     builder.set_bolt("store", rows, parallelism=2).local_or_shuffle_grouping("orders")
     builder.set_bolt("above", Above(limit), parallelism=2).local_or_shuffle_grouping("orders")
-    sink = KafkaSinkBolt(to, key="customer", value=["customer", "amount", *PLACE])
+    value = ["customer", "amount", *PLACE]
+    sink = KafkaSinkBolt(to, key="customer", value=value, exactly_once=exactly_once)
     builder.set_bolt("send", sink, parallelism=2).fields_grouping("above", "customer")
     return builder.build()
 
@@ -71,6 +73,7 @@ def topology(
     limit: int = 1000,
     max_records_per_partition: int = 10_000,
     driver_commit_rows: int | None = None,
+    exactly_once: bool = False,
 ) -> Topology:
     source = KafkaSource(
         topic,
@@ -79,4 +82,11 @@ def topology(
         max_records_per_partition=max_records_per_partition,
     )
     spout = SPOUTS[semantics](source)
-    return graph(spout, to, table=table, limit=Decimal(limit), driver_commit_rows=driver_commit_rows)
+    return graph(
+        spout,
+        to,
+        table=table,
+        limit=Decimal(limit),
+        driver_commit_rows=driver_commit_rows,
+        exactly_once=exactly_once,
+    )

@@ -5,7 +5,8 @@ txstream run txstream.examples.lookups:topology --until caught-up
 The values of both topics are JSON. Users are {"user": "u1", "name": "Ann", "city": "Oslo"}, the last one of a
 user counts, and {"user": "u1", "gone": true} removes one. Orders are {"user": "u1", "amount": "4.50"}. Each
 order becomes a row with name and city, as the users were before its batch and after what its own batch has of
-them; null if there is no such user. The users are read to their end before the first order.
+them; null if there is no such user. The users are read to their end before the first order. With
+`-p versions=true`, `txstream replay` and `why` read the users as they were, too.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from txstream import (
     Decode,
     KafkaSource,
     LookupBolt,
+    Semantics,
     SqlAppendBolt,
     SqlTable,
     Topology,
     TransactionalTopologyBuilder,
+    Versions,
     bolt,
 )
 from txstream.api.spouts import SourceSpout
@@ -41,6 +44,7 @@ def graph(
     users: str = "users",
     orders: str = "orders",
     *,
+    versions: bool = False,
     driver_commit_rows: int | None = None,
 ) -> Topology:
     """Return the topology over any source of both topics. Its tables have the names of the topics."""
@@ -57,7 +61,13 @@ def graph(
     builder = TransactionalTopologyBuilder("lookups", "records", spout, driver_commit_rows=driver_commit_rows)
     builder.set_bolt("by_topic", by_topic).local_or_shuffle_grouping("records")
     table = SqlTable(
-        users, "name string, city string", key="user string", on_conflict="replace", removed_by="gone"
+        users,
+        "name string, city string",
+        key="user string",
+        on_conflict="replace",
+        removed_by="gone",
+        semantics=Semantics.OPAQUE if versions else None,
+        changes_to=Versions() if versions else None,
     )
     builder.set_bolt("users", SqlAppendBolt(table)).local_or_shuffle_grouping("by_topic", stream="users")
     named = builder.set_bolt("named", LookupBolt(table, on="user"), parallelism=2)
@@ -72,6 +82,7 @@ def topology(
     orders: str = "orders",
     semantics: Literal["opaque", "transactional"] = "opaque",
     max_records_per_partition: int = 10_000,
+    versions: bool = False,
     driver_commit_rows: int | None = None,
 ) -> Topology:
     source = KafkaSource(
@@ -81,4 +92,5 @@ def topology(
         table_first=users,
         max_records_per_partition=max_records_per_partition,
     )
-    return graph(SPOUTS[semantics](source), users, orders, driver_commit_rows=driver_commit_rows)
+    spout = SPOUTS[semantics](source)
+    return graph(spout, users, orders, versions=versions, driver_commit_rows=driver_commit_rows)

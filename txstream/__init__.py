@@ -114,6 +114,7 @@ if TYPE_CHECKING:
         run as run,
         start as start,
     )
+    from txstream.plugins.audit.versions import Versions as Versions
     from txstream.plugins.delta.bolt import DeltaTableBolt as DeltaTableBolt
     from txstream.plugins.delta.reading import version_of as version_of
     from txstream.plugins.files import FileSpout as FileSpout
@@ -220,6 +221,7 @@ _HOMES = {
     "txstream.engine.run": ("RunningTopology", "run", "start"),
     "txstream.core.semantics": ("Semantics",),
     "txstream.settings": ("Settings",),
+    "txstream.plugins.audit.versions": ("Versions",),
     "txstream.plugins.delta.bolt": ("DeltaTableBolt",),
     "txstream.plugins.delta.reading": ("version_of",),
     "txstream.plugins.files": ("FileSpout",),

@@ -16,6 +16,34 @@ from txstream.core.dead_letters import SentLetter
 from txstream.core.errors import ServiceUnavailableError
 from txstream.spouts.kafka.options import check_files
 
+REWIND = b"txstream-rewind"
+"""The key of a record without a value that tells each partition of a rewind."""
+
+Headers = Sequence[tuple[str, bytes]]
+Records = Sequence[tuple[bytes | None, bytes | None, Headers]]
+"""Key, value and headers of each."""
+
+
+def partitions_of(producer: Any, topic: str) -> list[int]:
+    """Return a topic's partitions. Raises ServiceUnavailableError if it has none, or no broker answers."""
+    found = producer.partitions_for(topic)
+    if not found:
+        raise ServiceUnavailableError(f"Kafka has no topic {topic!r}, or does not answer")
+    return sorted(found)
+
+
+def produce(
+    producer: Any, topic: str, records: Records, partitions: Sequence[int], to_each: Headers | None
+) -> list[Any]:
+    """Send records, each to the partition of its key, and one with these headers to each partition; return
+    their futures."""
+    sent = [producer.send(topic, value, key, headers=list(headers)) for key, value, headers in records]
+    if to_each is not None:
+        sent += [
+            producer.send(topic, None, REWIND, headers=list(to_each), partition=one) for one in partitions
+        ]
+    return sent
+
 
 class KafkaLetterTopic:
     """A connection to the topic. The constructor and `send` raise ServiceUnavailableError, and what
@@ -42,30 +70,22 @@ class KafkaLetterTopic:
         )
 
     def send(self, record: SentLetter) -> None:
-        partitions = self._producer.partitions_for(self._topic)
-        if not partitions:
-            raise ServiceUnavailableError(f"Kafka has no topic {self._topic!r}, or does not answer")
+        partitions = partitions_of(self._producer, self._topic)
         sent = self._producer.send(
             self._topic,
             record.value,
             record.key,
             headers=list(record.headers),
-            partition=sorted(partitions)[(record.partition or 0) % len(partitions)],
+            partition=partitions[(record.partition or 0) % len(partitions)],
             timestamp_ms=record.timestamp_ms,
         )
         sent.get(timeout=2 * self._timeout_seconds)
 
-    def send_all(
-        self, records: Sequence[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]], _txid: int
-    ) -> None:
-        """Append keys, values and headers in this order, each to the partition of its key; return once all of
-        them are acknowledged. The txid does not matter."""
-        if not self._producer.partitions_for(self._topic):
-            raise ServiceUnavailableError(f"Kafka has no topic {self._topic!r}, or does not answer")
-        sent = [
-            self._producer.send(self._topic, value, key, headers=list(headers))
-            for key, value, headers in records
-        ]
+    def send_all(self, records: Records, _txid: int, to_each: Headers | None = None) -> None:
+        """Append records in this order, each to the partition of its key, and one with the headers `to_each`
+        to each partition; return once all of them are acknowledged. The txid does not matter."""
+        partitions = partitions_of(self._producer, self._topic)
+        sent = produce(self._producer, self._topic, records, partitions, to_each)
         self._producer.flush(timeout=2 * self._timeout_seconds)
         for one in sent:
             one.get(timeout=0)

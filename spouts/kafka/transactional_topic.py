@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import TopicAlreadyExistsError
 
 from txstream.core.errors import ServiceUnavailableError
+from txstream.spouts.kafka.letter_topic import Headers, Records, partitions_of, produce
 from txstream.spouts.kafka.options import check_files
 
 CONTROL = {"cleanup.policy": "compact", "segment.bytes": str(1 << 20)}
@@ -69,20 +70,15 @@ class TransactionalTopic:
             self._producer.close(timeout=0)
             raise
 
-    def send_all(
-        self, records: Sequence[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]], txid: int
-    ) -> None:
-        """Append the rows of a txid, each to the partition of its key, unless they are there."""
+    def send_all(self, records: Records, txid: int, to_each: Headers | None = None) -> None:
+        """Append the rows of a txid, each to the partition of its key, and one with the headers `to_each` to
+        each partition, unless they are there."""
         if txid <= self.reached:
             return
-        if not self._producer.partitions_for(self._topic):
-            raise ServiceUnavailableError(f"Kafka has no topic {self._topic!r}, or does not answer")
+        partitions = partitions_of(self._producer, self._topic)
         self._producer.begin_transaction()
         try:
-            sent = [
-                self._producer.send(self._topic, value, key, headers=list(headers))
-                for key, value, headers in records
-            ]
+            sent = produce(self._producer, self._topic, records, partitions, to_each)
             marker = json.dumps({"life": self._life, "txid": txid}).encode()
             sent.append(self._producer.send(self._control.topic, marker, self._key, partition=0))
             self._producer.flush(timeout=2 * self._timeout_seconds)

@@ -38,8 +38,10 @@ NOT_RUN = re.compile(
 )
 # What a guide shows when ZooKeeper has lost the topology.
 LOST = re.compile("it knows nothing of this topology|nothing in ZooKeeper")
-# The databases that a reader has, each with the file that stands for it here.
+# The databases that a reader has, each with the file that stands for it here, and how that is copied.
 PLACEHOLDERS = {
+    "pg_dump results | psql --host new-host results": "cp .txstream/state.db moved.db",
+    "postgresql://me@new-host/results": "sqlite:///{folder}/moved.db",
     "'postgresql://me:${PASSWORD}@db/results'": "sqlite:///{folder}/results.db",
     "postgresql://me@db/results": "sqlite:///{folder}/results.db",
     "sqlite:////srv/other.db": "sqlite:///{folder}/other.db",

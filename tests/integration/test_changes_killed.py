@@ -18,10 +18,14 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from postgres import PostgresServer
 from support.kafka_topics import wait_until
+from support.measured import samples
 from support.runs import Launcher, RunningCommand
 from support.texts import create_topic
 
+from txstream import reading
 from txstream.plugins.local.embedded import Services
+from txstream.plugins.monitoring import exposition_of_ledgers
+from txstream.settings import Settings
 
 PARTITIONS = 3
 ORDERS = 1_500
@@ -78,6 +82,34 @@ def consume(bootstrap: str, topic: str, topology: str, isolation: str = "read_un
                 found.append(Change(place.partition, *numbers, **row))
     consumer.close()
     return found
+
+
+def read_once(bootstrap: str, topic: str) -> list[tuple[int, str, int]]:
+    """Return what readers of ours get, by partition, customer and txid: each ends somewhere, and the next one
+    goes on there with what it has seen."""
+    places = [TopicPartition(topic, number) for number in range(2)]
+    starts, found = dict.fromkeys(places, 0), list[tuple[int, str, int]]()
+    seen: list[tuple[str, int, str, int, list[bytes]]] = []
+    while True:
+        consumer = KafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False, max_poll_records=150)
+        consumer.assign(places)
+        for place, offset in starts.items():
+            consumer.seek(place, offset)
+        ends, reader = consumer.end_offsets(places), reading.once(consumer, seen=seen)
+        for _ in range(5):
+            if all(consumer.position(place) >= ends[place] for place in places):
+                break
+            for place, records in reader.poll(timeout_ms=500).items():
+                txids = [int(dict(one.headers)["txstream-txid"]) for one in records]
+                found += [
+                    (place.partition, one.key.decode(), txid)
+                    for one, txid in zip(records, txids, strict=True)
+                ]
+        starts, seen = {place: consumer.position(place) for place in places}, reader.seen
+        consumer.close()
+        assert len(seen) <= len(places), "it remembers more than a txid of each partition"
+        if starts == ends:
+            return found
 
 
 def first_times(sent: Sequence[Change]) -> list[Change]:
@@ -166,6 +198,13 @@ def test_every_change_is_sent_in_the_order_of_txids(
     assert checked.status == 0, checked.stdout + checked.stderr
     told = launcher.run("status", unique, "--json")
     assert json.loads(told.stdout)["behind"] == {f"{unique}_changes": 0}
+    settings = Settings(zookeeper=services.zookeeper, kafka=services.kafka, database=database)
+    metrics = samples(exposition_of_ledgers(settings).decode(), unique)
+    assert metrics["txstream_results_behind_txids", f"{unique}_changes"] == 0
+    # A reader of ours drops what has come again, and one that ends goes on with what the first has seen.
+    found = read_once(services.kafka, f"{unique}-changes")
+    expected = [(one.partition, one.customer, one.txid) for one in once]
+    assert [sorted(one) for one in (found, set(found))] == [sorted(expected)] * 2
 
 
 def check_exactly_once(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from txstream.core.transaction import Txid
 from txstream.inspect.snapshot import Snapshot
 from txstream.inspect.source import KAFKA_SOURCE, SourceNow, source_now
 from txstream.plugins.local.embedded import EmbeddedKafka
-from txstream.plugins.monitoring.letter_topic import LetterTopic
+from txstream.plugins.monitoring.letter_topic import Letters, follower
 from txstream.settings import Settings
 from txstream.spouts.kafka import KafkaOptions, KafkaRange, KafkaSource
 from txstream.spouts.kafka.letter_topic import KafkaLetterTopic
@@ -253,7 +254,7 @@ def test_dead_letters_wait_for_the_broker_of_their_topic(
 ) -> None:
     topic = f"{unique}-dead"
     topics.create(topic, replicas={0: [2]})
-    url, noted = f"sqlite:///{tmp_path / 'state.db'}", list[Txid]()
+    url, noted = f"sqlite:///{tmp_path / 'state.db'}", list[Mapping[str, Txid]]()
     with closing(open_database(url)) as opened:
         made = Rig(opened, url, word_table()).join()
         for txid in (1, 2, 3):
@@ -273,19 +274,15 @@ def test_dead_letters_wait_for_the_broker_of_their_topic(
             )
             made.states.commit(replace(made.whole(made.next(txid), {"a": 1}), letters=[letter]))
         life = made.states.life
-        sender = LetterTopic(
-            *(life.topology, life.uuid, [made.states.store]),
-            lambda: KafkaLetterTopic(topic, kafka.address, {}, 2.0),
-            current=lambda: Txid(4),
-            read_sent=lambda: noted[-1] if noted else None,
-            note_sent=noted.append,
-        )
+        connect = partial(KafkaLetterTopic, topic, kafka.address, {}, 2.0)
+        letters = Letters(life.topology, life.uuid, topic, [made.states.store], connect)
+        sender = follower(letters, lambda: Txid(4), dict, noted.append)
         freeze(True)
         sender.start()
         wait_until(lambda: "dead letters wait to be sent" in caplog.text, "a record has been given up")
         assert noted == []
         freeze(False)
-        wait_until(lambda: noted == [1, 2, 3], "all are sent once the broker answers")
+        wait_until(lambda: noted == [{topic: 3}], "all are sent once the broker answers")
         sender.stop(60)
     consumer = KafkaConsumer(
         topic, bootstrap_servers=kafka.address, auto_offset_reset="earliest", consumer_timeout_ms=5000

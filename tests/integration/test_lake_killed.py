@@ -30,6 +30,8 @@ from txstream.plugins.local.embedded import Services
 
 PARTITIONS = 3
 ORDERS = 1_500
+MORE = 300
+"""Five batches: a driver that dies at its fourth has that many, however far the one before has come."""
 TESTS = str(Path(__file__).parents[1])
 BY_SPARK = """
 import json, sys
@@ -42,13 +44,14 @@ Order = tuple[str, date, Decimal]
 """Customer, which no two orders have in common; day; amount."""
 
 
-def produce(bootstrap: str, topic: str, count: int = ORDERS) -> list[Order]:
-    """Produce orders to a new topic; return them."""
-    create_topic(bootstrap, topic, PARTITIONS)
-    chance = random.Random(7)
+def produce(bootstrap: str, topic: str, count: int, first: int = 0) -> list[Order]:
+    """Produce orders to a topic, which is new if the first of them is; return them."""
+    if not first:
+        create_topic(bootstrap, topic, PARTITIONS)
+    chance = random.Random(7 + first)
     producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all", linger_ms=20)
     orders = []
-    for number in range(count):
+    for number in range(first, first + count):
         day, amount = date(2026, 11, 1) + timedelta(chance.randrange(3)), Decimal(chance.randrange(999)) / 4
         told = {"customer": f"c{number}", "day": day.isoformat(), "amount": str(amount)}
         producer.send(topic, json.dumps(told).encode(), partition=number % PARTITIONS)
@@ -103,21 +106,23 @@ def run_of(topic: str, lake: Path, *more: str) -> list[str]:
 def test_every_order_is_there_once_as_of_each_txid(
     services: Services, postgres: PostgresServer, tmp_path: Path, unique: str, semantics: str
 ) -> None:
-    expected = produce(services.kafka, unique)
+    expected: list[Order] = []
     database, lake = postgres.create_database(unique), tmp_path / unique
     launcher = Launcher(services, tmp_path, database, {"PYTHONPATH": TESTS}).without_spark
     arguments = run_of(unique, lake, "-p", f"semantics={semantics}")
     by_executors = ["-p", "driver_commit_rows=1"]
     for path, point in (([], "inside-commit:2"), ([], "after-commit:3"), (by_executors, "after-write:4")):
+        expected += produce(services.kafka, unique, MORE, len(expected))
         killed = launcher.run(*arguments, *path, TXSTREAM_FAULT=f"kill@{point}")
         assert killed.status == -signal.SIGKILL, f"not killed at {point}: {killed.stderr}"
     steps = ("before-writing:2", "written:3", "before-appending:2", "appended:3", "not-noted:1", "noted:1")
     for step in (*steps, "dropped:1"):
+        expected += produce(services.kafka, unique, MORE, len(expected))
         killed = launcher.run(*arguments, "-p", f"dies={step}")
         assert killed.status == -signal.SIGKILL, f"not killed at {step}: {killed.stderr}"
     outcome = launcher.run(*arguments)
     assert outcome.status == 0, outcome.stderr
-    require_once(lake, in_sql(postgres, unique), expected)
+    require_once(lake, in_sql(postgres, unique), sorted(expected))
     named = {Path(uri).resolve() for uri in DeltaTable(lake).file_uris()}
     assert {path.resolve() for path in lake.rglob("*.parquet")} == named, "files of undone attempts are left"
     status = json.loads(launcher.run("status", unique, "--json").stdout)
@@ -131,7 +136,7 @@ def test_every_order_is_there_once_as_of_each_txid(
 def test_a_driver_that_freezes_before_it_appends_comes_too_late(
     services: Services, postgres: PostgresServer, tmp_path: Path, unique: str
 ) -> None:
-    expected = produce(services.kafka, unique)
+    expected = produce(services.kafka, unique, ORDERS)
     database, lake = postgres.create_database(unique), tmp_path / unique
     launcher = Launcher(services, tmp_path, database, {"PYTHONPATH": TESTS}).without_spark
     frozen = launcher.start(*run_of(unique, lake, "-p", "dies=before-appending:4", "-p", "freezes=true"))

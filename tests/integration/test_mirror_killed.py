@@ -36,7 +36,9 @@ STEPS: list[tuple[str, list[str]]] = [
     ("inside-begin:8", BY_EXECUTORS),
     ("after-begin:9", BY_EXECUTORS),
     ("after-write:10", BY_EXECUTORS),
+    ("before-write:11", BY_EXECUTORS),
 ]
+"""Every point that a batch of one database passes."""
 MODULE = """
 from txstream import Decode, KafkaSource, SqlAppendBolt, SqlTable, TransactionalTopologyBuilder
 from txstream.examples.word_count import SPOUTS
@@ -166,7 +168,7 @@ def send(bootstrap: str, topic: str, source: Source, count: int) -> int:
     return sent
 
 
-@pytest.mark.timeout(1200)  # nine starts of Spark, and 50,000 changes
+@pytest.mark.timeout(1200)  # ten starts of Spark, and 50,000 changes
 @pytest.mark.parametrize(
     ("semantics", "on_spark", "count"),
     [

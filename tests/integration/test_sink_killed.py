@@ -63,9 +63,9 @@ def produce(bootstrap: str, topic: str) -> list[Large]:
     return [Large(customer, amount, at.partition, at.offset) for at, customer, amount in placed]
 
 
-def consume(bootstrap: str, topic: str, topology: str) -> list[Sent]:
+def consume(bootstrap: str, topic: str, topology: str, isolation: str = "read_uncommitted") -> list[Sent]:
     """Return all records of a topic, in the order of each partition."""
-    consumer = KafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False, isolation_level=isolation)
     places = [TopicPartition(topic, number) for number in range(2)]
     consumer.assign(places)
     consumer.seek_to_beginning(*places)
@@ -93,6 +93,15 @@ def first_times(sent: Sequence[Sent]) -> list[Sent]:
     return list(seen.values())
 
 
+def check_whole(once: Sequence[Sent], expected: Sequence[Large]) -> None:
+    """Require each order once, and the txids of a partition in their order."""
+    assert sorted(one.order for one in once) == sorted(expected)
+    for partition in range(2):
+        txids = [one.txid for one in once if one.partition == partition]
+        assert txids == sorted(txids)
+        assert len(set(txids)) > 10
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("semantics", ["opaque", "transactional"])
 def test_every_large_order_is_sent_in_the_order_of_txids(
@@ -118,11 +127,7 @@ def test_every_large_order_is_sent_in_the_order_of_txids(
     sent = consume(services.kafka, f"{unique}-large", unique)
     once = first_times(sent)
     assert len(sent) > len(once), "no kill has made the driver send a record twice"
-    assert sorted(one.order for one in once) == sorted(expected)
-    for partition in range(2):
-        txids = [one.txid for one in once if one.partition == partition]
-        assert txids == sorted(txids)
-        assert len(set(txids)) > 10
+    check_whole(once, expected)
     with psycopg.connect(host=str(postgres.data), user="postgres", dbname=unique) as connection:
         kept = connection.execute(f'SELECT count(*), min(txid) FROM "{unique}-large_outbox"').fetchone()
         rows = connection.execute(f"SELECT count(*) FROM {unique} WHERE amount > {LIMIT}").fetchone()
@@ -136,3 +141,32 @@ def test_every_large_order_is_sent_in_the_order_of_txids(
     checked = launcher.run("fsck", unique)
     assert checked.status != 0
     assert "rows-differ" in checked.stdout
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
+def test_a_reader_of_what_is_committed_gets_each_large_order_once(
+    services: Services, postgres: PostgresServer, tmp_path: Path, unique: str, semantics: str
+) -> None:
+    expected = produce(services.kafka, unique)
+    launcher = Launcher(services, tmp_path, postgres.create_database(unique), {"PYTHONPATH": TESTS})
+    launcher = launcher.without_spark
+    arguments = [
+        *("run", "support.sink_kills:topology", "--id", unique, "-p", f"topic={unique}"),
+        *("-p", f"semantics={semantics}", "-p", "exactly_once=true"),
+        *("--until", "caught-up", "--json", "--session-timeout", "1"),
+    ]
+    for point in ("inside-commit:2", "after-commit:3"):
+        killed = launcher.run(*arguments, TXSTREAM_FAULT=f"kill@{point}")
+        assert killed.status == -signal.SIGKILL, f"not killed at {point}: {killed.stderr}"
+    for step in ("begun:1", "produced:2", "flushed-all:2", "not-ended:2", "ended:2", "not-noted:1"):
+        killed = launcher.run(*arguments, "-p", f"dies={step}")
+        assert killed.status == -signal.SIGKILL, f"not killed at {step}: {killed.stderr}"
+    outcome = launcher.run(*arguments)
+    assert outcome.status == 0, outcome.stderr
+    sent = consume(services.kafka, f"{unique}-large", unique, "read_committed")
+    assert first_times(sent) == sent
+    check_whole(sent, expected)
+    assert len(consume(services.kafka, f"{unique}-large", unique)) > len(sent), "no kill has left a rest"
+    checked = launcher.run("fsck", unique)
+    assert checked.status == 0, checked.stdout + checked.stderr

@@ -11,7 +11,7 @@ from support.sink_kills import die_at
 from txstream.api.topology import Topology
 from txstream.examples import orders_in_lake
 from txstream.plugins.delta import bolt
-from txstream.plugins.delta.following import DeltaFollower
+from txstream.plugins.outbox.sending import OutboxFollower
 from txstream.state import StateDatabase
 
 DIES: dict[str, tuple[object, str, bool]] = {
@@ -19,7 +19,7 @@ DIES: dict[str, tuple[object, str, bool]] = {
     "written": (bolt, "write_files", True),
     "before-appending": (DeltaTable, "create_write_transaction", False),
     "appended": (DeltaTable, "create_write_transaction", True),
-    "not-noted": (DeltaFollower, "_note", False),
+    "not-noted": (OutboxFollower, "_note", False),
     "noted": (StateDatabase, "drop_used", False),
     "dropped": (StateDatabase, "drop_used", True),
 }

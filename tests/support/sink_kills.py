@@ -12,6 +12,7 @@ from kafka import KafkaProducer
 from txstream.api.topology import Topology
 from txstream.examples import large_orders
 from txstream.plugins.outbox.sending import OutboxFollower
+from txstream.spouts.kafka import transactional_topic
 from txstream.spouts.kafka.letter_topic import KafkaLetterTopic
 from txstream.state import StateDatabase
 
@@ -61,8 +62,10 @@ def topology(
     semantics: Literal["opaque", "transactional"] = "opaque",
     driver_commit_rows: int | None = None,
     dies: str = "",
+    exactly_once: bool = False,
 ) -> Topology:
     die_at(dies)
+    transactional_topic.TRANSACTION_TIMEOUT_SECONDS = 2.0
     return large_orders.topology(
         topic,
         f"{topic}-large",
@@ -70,4 +73,5 @@ def topology(
         table=topic,
         max_records_per_partition=20,
         driver_commit_rows=driver_commit_rows,
+        exactly_once=exactly_once,
     )

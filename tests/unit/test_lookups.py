@@ -389,6 +389,8 @@ def refused(lookup: Any, spout: Any = OpaqueSpout, **options: Any) -> str:
 
 def test_what_is_refused() -> None:
     both = ("shop", "day")
+    with pytest.raises(TopologyError, match=r"KafkaSource\(.*table_first='users'\)"):
+        LookupBolt("users", on="user", table_first=True)
 
     def to(table: str = "totals", **options: Any) -> Any:
         return lambda: LookupBolt(table, **{"on": both, **options})

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from support.processes import KAFKA, MYSQL, POSTGRES, SERVICES, SPARK, process_of, shares
+from support.processes import KAFKA, MYSQL, POSTGRES, SERVICES, SPARK, process_of, shares, times
 
 TESTS = Path(__file__).resolve().parents[1]
 FAMILY = re.compile(r"(own_)?(mariadb|mysql)(_server)?|contract_server")
@@ -34,6 +34,12 @@ def test_processes_get_whole_files_that_take_equally_long_and_servers_stay_toget
     assert [file for share in three for file in share] == [*spark, *others]
     assert [len(share) for share in three] == [1, 8, 13]  # 10, 17 and 13 seconds
     assert shares(["tests/unit/test_new.py"], {}, 3).count([]) == 2
+
+
+def test_files_of_which_only_the_other_lane_has_tests_take_no_time() -> None:
+    record = {"gate": {"a": (1, 4.0)}, "long": {"a": (1, 7.0), "b": (2, 9.0)}}
+    assert times("gate", record) == {"a": 4.0, "b": 0.0}
+    assert times("long", record) == {"a": 7.0, "b": 9.0}
 
 
 def test_no_module_needs_servers_of_several() -> None:

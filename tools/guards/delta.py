@@ -83,6 +83,14 @@ DELTA = (
     ),
     Guard(
         "delta",
+        "a rewind takes out no rows of others",
+        f"{_ROOM}/lake.py",
+        " or self._has_of_others(table, version)",
+        "",
+        f"{_TESTS}::test_a_rewind_takes_out_no_rows_of_others",
+    ),
+    Guard(
+        "delta",
         "no attempt changes a file of another one",
         f"{_ROOM}/files.py",
         "{task:05d}-{digest.hexdigest()}.parquet",

@@ -6,6 +6,8 @@ from guards.guard import Guard
 
 _BOLT = "bolts/lookup.py"
 _TESTS = "tests/unit/test_lookups.py"
+_PAST = "txstream/plugins/audit/past_tables.py"
+_VERSIONS = "tests/plugins/audit/test_replay_versions.py"
 
 LOOKUPS = (
     Guard(
@@ -63,5 +65,37 @@ LOOKUPS = (
         "                older = row[place] > delta[place]\n",
         "                older = False\n",
         f"{_TESTS}::test_a_row_that_is_older_than_the_tables_changes_nothing",
+    ),
+    Guard(
+        "lookups",
+        "a version is what a row was, and not what its batch has left",
+        "txstream/state/sql/writer.py",
+        "            values = [self._prev(name) for name in state.shown_names]\n",
+        "",
+        f"{_VERSIONS}::test_each_batch_is_joined_again_with_the_rows_of_then[opaque-auto]",
+    ),
+    Guard(
+        "lookups",
+        "of the versions since a batch the first counts",
+        _PAST,
+        "key=lambda one: one[BATCH], reverse=True)",
+        "key=lambda one: one[BATCH], reverse=False)",
+        f"{_VERSIONS}::test_each_batch_is_joined_again_with_the_rows_of_then[opaque-auto]",
+    ),
+    Guard(
+        "lookups",
+        "rows of a commit that has not ended are no rows of then",
+        _PAST,
+        "read(connection, keys, as_of + 1)",
+        "read(connection, keys, before)",
+        f"{_VERSIONS}::test_while_executors_commit_rows_are_read_as_of_then",
+    ),
+    Guard(
+        "lookups",
+        "what was before versions were kept is not claimed to be known",
+        _PAST,
+        "(connection.execute(without).scalar_one() or 0) + 1",
+        "1",
+        f"{_VERSIONS}::test_before_versions_were_kept_it_is_the_table_of_today_and_is_said",
     ),
 )

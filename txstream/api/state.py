@@ -36,7 +36,7 @@ BATCH, GONE = "txstream_batch", "txstream_gone"
 KEPT_PREFIX = "txstream_kept_"
 """Of the columns that keep the `prev_` columns of a row that is removed, until nothing can bring it back."""
 ROWS_SUFFIX = "__rows"
-CHANGES_SUFFIX = "_changes"
+CHANGES_SUFFIX, VERSIONS_SUFFIX = "_changes", "_versions"
 
 OnConflict = Literal["fail", "ignore", "replace"]
 RECORD_KEY = "topic string, partition int, offset bigint"
@@ -60,8 +60,8 @@ class SqlState:
     column `keep_on`, by default the only one of such a type, is older; a record for such a row is late and
     becomes a dead letter. `changes_to` says where the rows go that each batch has changed; as text it is the
     name of that place, which the topology may not read. The commit of a batch copies them to a table
-    `<name>_changes`, where they wait for who takes them there. Raises TopologyError or SchemaError for an
-    impossible declaration.
+    `<name>_changes`, where they wait for who takes them there; for a place that `keeps_versions`, what they
+    were before. Raises TopologyError or SchemaError for an impossible declaration.
     """
 
     table: str
@@ -120,6 +120,9 @@ class SqlState:
         self._check_keep()
 
     def _keys(self) -> pa.Schema:
+        for column in self.key if isinstance(self.key, (list, tuple)) else ():
+            if (of := getattr(column, "column_of", None)) is not None:
+                raise TopologyError(f"state table {self.table!r}: {column!r} is for the key of a {of}")
         return parse_schema(self.key)
 
     def _values(self) -> pa.Schema:
@@ -251,15 +254,22 @@ class SqlState:
     def shown_schema(self) -> pa.Schema:
         return pa.schema([field for field in self.value_schema if field.name != REMOVED])
 
+    @property
+    def keeps_versions(self) -> bool:
+        """Whether `changes`, found by key then, has what rows were before their batch."""
+        return bool(getattr(self.changes_to, "keeps_versions", False))
+
     @functools.cached_property
     def changes(self) -> SqlTable | None:
         """The table to which each commit copies the rows that it has changed; None without `changes_to`."""
         if self.changes_to is None:
             return None
+        batch = [pa.field(BATCH, pa.int64())]
+        keys = [*self.key_schema, *batch] if self.keeps_versions else [*batch, *self.key_schema]
         found = SqlTable(
-            f"{self.table}{CHANGES_SUFFIX}",
+            f"{self.table}{VERSIONS_SUFFIX if self.keeps_versions else CHANGES_SUFFIX}",
             self.shown_schema.append(pa.field(GONE, pa.bool_())),
-            key=pa.schema([pa.field(BATCH, pa.int64()), *self.key_schema]),
+            key=pa.schema(keys),
             url=self.url,
             semantics=Semantics.OPAQUE,
             index_txid=True,
@@ -340,26 +350,11 @@ class SqlTable(SqlState):
                 f"table {table!r}: on_conflict is {on_conflict!r}; it must be one of "
                 f"{', '.join(map(repr, get_args(OnConflict)))}"
             )
-        for name, given in (
-            ("table", table),
-            ("value", value),
-            ("key", key),
-            ("on_conflict", on_conflict),
-            ("removed_by", removed_by),
-            ("sequence_by", sequence_by),
-            ("url", url),
-            ("semantics", semantics),
-            ("index_txid", index_txid),
-            ("cache_rows", 0),
-            ("defaults", defaults or {}),
-            ("storage", storage or {}),
-            ("keep", keep),
-            ("keep_on", keep_on),
-            ("changes_to", changes_to),
-            ("transient", transient),
-        ):
+        own = {"on_conflict": on_conflict, "removed_by": removed_by, "sequence_by": sequence_by}
+        for name, given in (*own.items(), ("transient", transient)):
             object.__setattr__(self, name, given)
-        self.__post_init__()
+        more = defaults or {}, storage or {}, keep, keep_on, changes_to
+        super().__init__(table, key, value, url, semantics, index_txid, 0, *more)
         for what in ("removed_by", "sequence_by"):
             has_own_key = not self.key_schema.equals(parse_schema(RECORD_KEY))
             if getattr(self, what) is not None and not (on_conflict == "replace" and has_own_key):

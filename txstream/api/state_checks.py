@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from txstream.api.bolts import BatchBolt, DataFrameBolt, MergeableBolt, StateCommitter
-from txstream.api.groupings import Grouping, GroupingKind
+from txstream.api.groupings import GroupingKind
 from txstream.api.schema import format_type
 from txstream.api.state import SqlState, SqlTable
 from txstream.api.topology import Component, Phase, StateUse
@@ -42,7 +42,13 @@ def check_states(
                 f"its rows do not remember which batch changed them; choose another spout, or leave it out"
             )
         claim(component, state.changes, f"{as_what} (changes of {state.table!r})")
-        if (other := goals.setdefault(str(state.changes_to), writer)) != writer:
+        keeps_prev = (state.semantics or semantics) is Semantics.OPAQUE
+        if state.keeps_versions and not (keeps_prev and state.on_conflict in (None, "replace")):
+            raise TopologyError(
+                f"component {writer}: table {state.table!r} keeps versions, but its rows do not know what "
+                f"they were before a batch; take semantics='opaque', and of a SqlTable on_conflict='replace'"
+            )
+        if (other := goals.setdefault(str(state.changes_to) or writer, writer)) != writer:
             raise TopologyError(
                 f"components {other} and {writer} both have changes_to={str(state.changes_to)!r}, where "
                 f"nobody could tell whose rows are whose; give each a place of its own"
@@ -128,7 +134,7 @@ def _check_state_inputs(component: Component, state: SqlState) -> None:
                 f"({', '.join(state.key_names)}) or a part of it, not by {grouping}; two tasks with the same "
                 f"key would lose updates"
             )
-    if len({_spread(grouping) for grouping in component.inputs}) > 1:
+    if len({(grouping.kind, grouping.fields) for grouping in component.inputs}) > 1:
         raise TopologyError(
             f"component {component.id!r}: group all its inputs alike, by the same fields in the same order; "
             f"it has {' and '.join(map(str, component.inputs))}, which can send one key to two tasks"
@@ -199,10 +205,6 @@ def _check_cache(component: Component, use: StateUse) -> None:
             f"cache_rows; only an opaque row keeps what it held before a batch that is written again. "
             f"Declare it semantics='opaque', or without a cache"
         )
-
-
-def _spread(grouping: Grouping) -> Sequence[object]:
-    return (grouping.kind, grouping.fields)
 
 
 def _state_semantics(state: SqlState, spout: Semantics) -> Semantics:

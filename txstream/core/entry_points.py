@@ -16,7 +16,7 @@ from txstream.core.errors import ServiceUnavailableError, UsageError
 
 BELONGINGS: Final = "txstream.belongings"
 """Of what else a topology has in a database: an object is called with the `StateBackend`, the topology's id
-and `drop`, and returns the names of its tables, which it has dropped if `drop` is true."""
+and whether to drop it, and returns the names of its tables."""
 COMMANDS: Final = "txstream.commands"
 """Of the command line: an object is called with typer's app, `register(app)`, when a command line begins."""
 STATE_BACKENDS: Final = "txstream.state_backends"
@@ -38,9 +38,11 @@ EXPLAINERS: Final = "txstream.explainers"
 """Of what is found out once a batch's error has ended a run: an object is called with the run's `BatchTier`,
 whose runner is still open, and the error, to which it may add."""
 EXPORTERS: Final = "txstream.exporters"
-"""Of `txstream run --metrics`, whose exporter is `metrics`: an object is called with the topology, the
-address that was typed and how many partitions to show, and returns a context manager. It yields a `Watcher`
-and the URL where the numbers are."""
+"""Of `txstream run --metrics`, whose exporter is `metrics`: an object is called with topology, typed address
+and number of partitions to show, and returns a context manager of a `Watcher` and the numbers' URL."""
+PAGES: Final = "txstream.pages"
+"""Of what else the page shows of a topology, and buttons there: an object is called with the settings, a
+ZooKeeper and the topology's id, and returns `Page`s (`txstream.inspect.pages`)."""
 REMARKS: Final = "txstream.remarks"
 """Of what else `status` and the page say of a topology: an object is called with ZooKeeper and the
 topology's `Snapshot`, and returns `Remark`s (`txstream.inspect.standing`)."""
@@ -55,11 +57,9 @@ VIEWS: Final = "txstream.views"
 """Of what shows a topology: `words`, `document`, `topology` and `svg` are called with one and return a text,
 JSON values, HTML and an SVG file's bytes. `batches` is called with numbers of batches, for a figure."""
 VALUE_ENCODERS: Final = "txstream.value_encoders"
-"""Of what values of records that are sent are written as: a name is a `value_format`, its object makes the
-`ValueEncoder`."""
+"""Of what writes values that are sent: a name is a `value_format`, its object makes the `ValueEncoder`."""
 VALUE_FORMATS: Final = "txstream.value_formats"
-"""Of what values and keys of records are read by: a name is a source's `value_format`, its object makes the
-`ValueFormat`."""
+"""Of what reads values and keys: a name is a source's `value_format`, its object makes the `ValueFormat`."""
 WATCHERS: Final = "txstream.watchers"
 """Of what is told of every run's batches: an object is called with the topology's id, before the run starts,
 and returns a `Watcher`, or None if it has nothing to do."""

@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["Once", "once"]
 
-_TOPOLOGY, _TXID = "txstream-topology", "txstream-txid"
+_TOPOLOGY, _TXID, _REWIND = "txstream-topology", "txstream-txid", "txstream-rewind"
 
 
 class Once:
@@ -26,9 +26,11 @@ class Once:
         consumer: Any,
         by: Callable[[Any], Any],
         seen: Iterable[tuple[str, int, str, int, Iterable[Any]]],
+        on_rewind: Callable[[Any], object],
     ) -> None:
         self._consumer = consumer
         self._by = by
+        self._on_rewind = on_rewind
         self._seen = {(topic, part, of): (txid, set(keys)) for topic, part, of, txid, keys in seen}
 
     def __iter__(self) -> Iterator[Any]:
@@ -45,19 +47,22 @@ class Once:
 
     def is_new(self, record: Any) -> bool:
         """Whether a record is there for the first time. Call it once for each, in the order of its partition.
-        A record without txstream's headers is always new."""
+        A record without txstream's headers is always new, and one that only tells of a rewind never is."""
         headers = dict(record.headers)
         if _TXID not in headers:
             return True
         place = record.topic, record.partition, headers.get(_TOPOLOGY, b"").decode()
-        txid, key = int(headers[_TXID]), self._by(record)
+        tells = _REWIND in headers and record.key == _REWIND.encode()
+        txid, key = int(headers[_TXID]), record.key if tells else self._by(record)
         last, keys = self._seen.get(place, (0, set()))
         if txid < last or (txid == last and key in keys):
             return False
         if txid > last:
             last, keys = self._seen[place] = txid, set()
         keys.add(key)
-        return True
+        if tells:
+            self._on_rewind(record)
+        return not tells
 
     @property
     def seen(self) -> list[tuple[str, int, str, int, list[Any]]]:
@@ -72,6 +77,7 @@ def once(
     *,
     by: Callable[[Any], Any] = lambda record: record.key,
     seen: Iterable[tuple[str, int, str, int, Iterable[Any]]] = (),
+    on_rewind: Callable[[Any], object] = lambda _: None,
 ) -> Once:
     """Return the consumer's records, each once: `for record in once(KafkaConsumer("per-user", ...))`.
 
@@ -79,6 +85,7 @@ def once(
     `KafkaSinkBolt` it may be `lambda record: (record.key, record.value)`, if no two tuples of a batch are
     alike. `seen` is what an earlier run remembered (`Once.seen`). Without it, and behind the offset of that
     run, the records of one txid may come again. A topology that was deleted and begun afresh counts its txids
-    from 1: begin with nothing seen, too.
+    from 1: begin with nothing seen, too. `on_rewind` gets what tells of a rewind, a record in each partition
+    of a `KafkaSinkBolt`'s topic: what came there since the txid in its header `txstream-rewind` was undone.
     """
-    return Once(consumer, by, seen)
+    return Once(consumer, by, seen, on_rewind)

@@ -125,7 +125,8 @@ class StateTransaction(DeadLetterTransaction, ABC):
 
     def keep_changes(self, attempt: TransactionAttempt, spec: TableSpec) -> None:
         """Copy all rows that carry the txid, removed ones too, to the table `spec.state.changes`, which has
-        none of this txid. Optional: see `StateBackend.keeps_changes`."""
+        none of this txid: as the batch leaves them, or, if the state `keeps_versions`, as they were before
+        it, where `GONE` says that there was none. Optional: see `StateBackend.keeps_changes`."""
         raise NotImplementedError(f"{type(self).__name__} keeps no changes")
 
     def remove_expired(self, spec: TableSpec, horizon: int, most: int) -> None:

@@ -131,7 +131,7 @@ class OperatorRequests:
         Raises UsageError if there is no such topology, ServiceUnavailableError if too much already waits for
         an answer.
         """
-        request = Request(uuid.uuid4().hex, kind, body, datetime.now(UTC), by or _this_operator())
+        request = Request(uuid.uuid4().hex, kind, body, datetime.now(UTC), by or this_operator())
         problem: RefusedError | LostAnswerError | None = None
         for failures in range(1, MAX_RACES):
             self._tree.sync()
@@ -195,7 +195,7 @@ def _put(path: str, data: bytes, version: int | None) -> Operation:
     return Create(path, data) if version is None else SetData(path, data, version)
 
 
-def _this_operator() -> str:
+def this_operator() -> str:
     """Return user@host, for those who ask who it was."""
     try:
         user = getpass.getuser()

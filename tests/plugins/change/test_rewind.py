@@ -13,9 +13,16 @@ from typing import Any
 
 import pytest
 from support.saved_rigs import BOTH, SPOUTS, Check, SavedRig
-from support.windows import FIELDS, graph, metas, rows
+from support.windows import FIELDS, graph, metas, query, rows
 
-from txstream import DeadLetters, inspect
+from txstream import (
+    ClosedBolt,
+    DeadLetters,
+    SqlAppendBolt,
+    SqlTable,
+    TransactionalTopologyBuilder,
+    inspect,
+)
 from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import CorruptStateError, StaleAttemptError, UsageError
 from txstream.core.fault_points import Point
@@ -308,6 +315,67 @@ def test_windows_close_after_a_rewind_when_they_would_have(
         test.restart()
         test.run()
     assert watermarks()[done.txid + 1] == first
+
+
+@pytest.mark.parametrize("commit", ["auto", pytest.param("executors", marks=pytest.mark.soak)])
+def test_windows_that_are_open_again_are_emitted_again_when_they_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: Any
+) -> None:
+    """Back to where a window is closed and not emitted yet, and then to before it closed. A table that takes
+    no window twice gets each once."""
+    monkeypatch.setattr(testing_driver, "Driver", partial(Driver, settlers=[settle]))
+    file, settings = tmp_path / "state.db", Settings(database=f"sqlite:///{tmp_path / 'state.db'}")
+
+    def emitting(builder: TransactionalTopologyBuilder) -> None:
+        builder.set_bolt("closed", ClosedBolt("count")).local_or_shuffle_grouping("clicks")
+        final = SqlTable("final", "n bigint", key="page string, window_start timestamp")
+        builder.set_bolt("final", SqlAppendBolt(final)).global_grouping("closed", stream="closed")
+
+    def emitted() -> list[int]:
+        return [n for (n,) in query(file, "SELECT n FROM final ORDER BY window_start")]
+
+    with (
+        MemorySpout(FIELDS, {"p0": rows("p0", 0, 30)}) as source,
+        TopologyTest(
+            graph(source, below=emitting, commit=commit), database=settings.database, clock=ManualClock(2e9)
+        ) as test,
+    ):
+
+        def come(*minutes: float) -> None:
+            """Each in a batch of its own."""
+            for one in minutes:
+                source.append("p0", *rows("p0", one))
+                test.run()
+
+        def back(to: str) -> None:
+            test.crash()
+            store = MemoryProgress(test._control.driver._world.tree, "t", MetaCodec(MemoryRange))
+            identity = store.read_identity()
+            assert identity is not None
+            with opened("t", settings) as databases:
+                rewind_in("t", to, identity, store, databases, MetaCodec(MemoryRange))
+            test.restart()
+            test.run()
+
+        test.run()
+        come(75)
+        create_savepoint("t", "open", settings)
+        come(76)  # closes 12:00
+        create_savepoint("t", "closed", settings)
+        assert emitted() == []
+        come(77, 140, 141)  # emits it, and closes 13:00
+        come(142)
+        assert emitted() == [2, 3]
+        back("closed")
+        assert emitted() == [2]  # by the batch that reads all the others again
+        come(143, 144)
+        assert emitted() == [2, 3]
+        back("open")
+        assert emitted() == []
+        come(145)
+        assert emitted() == [2]
+        come(146)
+        assert emitted() == [2, 3]
 
 
 def test_a_driver_of_before_writes_nothing_into_a_rewound_table(rig: SavedRig) -> None:

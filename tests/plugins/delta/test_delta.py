@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import sqlite3
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
@@ -42,11 +44,13 @@ from txstream.core.errors import (
 )
 from txstream.core.transaction import Txid
 from txstream.engine.start.companions import Leading
+from txstream.plugins.delta import lake as lake_module
 from txstream.plugins.delta.files import WrittenFile, write_files
-from txstream.plugins.delta.following import DeltaFollower, delta_tables
+from txstream.plugins.delta.following import DeltaOutbox, delta_tables
 from txstream.plugins.delta.lake import Lake
 from txstream.plugins.delta.place import Place
-from txstream.plugins.outbox.sending import Outbox
+from txstream.plugins.delta.reading import last_not_after
+from txstream.plugins.outbox.sending import OutboxFollower
 from txstream.state import StateBackend, open_database
 from txstream.testing import TopologyTest
 
@@ -106,7 +110,7 @@ def built(bolt: DeltaTableBolt, spout: Any = None) -> DeltaTableBolt:
 
 def follower(
     database: StateBackend, bolt: DeltaTableBolt, notes: Notes, current: int, uuid: str = "u"
-) -> DeltaFollower:
+) -> OutboxFollower:
     bolt = built(bolt)
 
     def connect() -> Lake:
@@ -114,10 +118,8 @@ def follower(
         lake.take_over(bolt.columns, bolt.partition_by, notes.sent.get(bolt.state.table))
         return lake
 
-    return DeltaFollower(
-        "sales", [Outbox(bolt.state.table, str(bolt.place), connect)], [database], lambda: Txid(current),
-        lambda: notes.sent, notes.put, 3,
-    )  # fmt: skip
+    outbox = DeltaOutbox("sales", bolt.state.table, str(bolt.place), [database], connect, current + 3)
+    return OutboxFollower("sales", [outbox], lambda: Txid(current), lambda: notes.sent, notes.put)
 
 
 def rows_of(lake: Path, version: int | None = None) -> list[tuple[Any, ...]]:
@@ -353,17 +355,66 @@ def test_a_table_of_others_with_the_same_columns_becomes_the_bolts(
     assert rows_of(lake) == sorted([*ORDERS[0], ("theirs", 0)])
 
 
-def test_a_table_that_is_put_back_goes_on_with_the_next_txid(lake: Path) -> None:
-    """As the guide says for a rewind."""
+@pytest.mark.usefixtures("filled")
+def test_a_rewind_restores_the_table_in_its_turn(database: StateBackend, url: str, lake: Path) -> None:
+    notes = Notes()
+    follower(database, DeltaTableBolt(lake), notes, current=3).send_committed()
+    told = {"path": "rewind", "rewind": {"to": 1, "savepoint": None, "last": 2}}
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+        connection.execute("UPDATE txstream_batch SET details = ? WHERE txid = 3", (json.dumps(told),))
+        connection.execute("DELETE FROM lake_files WHERE txid = 3")
+    for _ in range(2):
+        follower(database, DeltaTableBolt(lake), notes, current=4).send_committed()
+    assert rows_of(lake) == rows_of(lake, version_of(lake, "sales", 3)) == up_to(1)
+    assert rows_of(lake, version_of(lake, "sales", 2)) == up_to(2)
+    assert (DeltaTable(lake).transaction_version("sales/lake_files"), notes.sent) == (3, {"lake_files": 3})
+
+
+def test_a_restored_table_goes_on_with_the_columns_that_the_bolt_has_got(lake: Path) -> None:
+    narrow, bolt = built(DeltaTableBolt(lake, ["amount"])), built(DeltaTableBolt(lake))
+    lake_of(narrow).append(Txid(1), file_of(narrow, 1, [(1,)]))
+    opened = lake_of(bolt, sent=Txid(1))
+    for txid in (2, 3):
+        opened.append(Txid(txid), file_of(bolt, txid, ORDERS[txid - 1]))
+    DeltaTable(lake).optimize.compact()
+    for _ in range(2):  # the second time it is done
+        assert opened.restore(Txid(4), Txid(1))
+    assert DeltaTable(lake).to_pyarrow_table().to_pylist() == [{"amount": 1, "customer": None}]
+    opened.append(Txid(6), file_of(bolt, 6, [("d", 7)]))
+    assert opened.restore(Txid(9), Txid(8))  # of what is undone, nothing has come here
+    rows = DeltaTable(lake).to_pyarrow_table().sort_by("amount").to_pylist()
+    assert rows == [{"amount": 1, "customer": None}, {"amount": 7, "customer": "d"}]
+    assert DeltaTable(lake).transaction_version("sales/lake_files") == 9
+
+
+def test_a_rewind_takes_out_no_rows_of_others(lake: Path, caplog: pytest.LogCaptureFixture) -> None:
     bolt = built(DeltaTableBolt(lake))
     opened = lake_of(bolt)
     for txid in (1, 2):
         opened.append(Txid(txid), file_of(bolt, txid, ORDERS[txid - 1]))
-    DeltaTable(lake).restore(version_of(lake, "sales", 1))
-    opened = lake_of(bolt, sent=Txid(2))
-    assert not opened.append(Txid(2), file_of(bolt, 2, ORDERS[1]))
-    assert opened.append(Txid(4), file_of(bolt, 4, ORDERS[2]))
-    assert rows_of(lake, version_of(lake, "sales", 4)) == sorted([*ORDERS[0], *ORDERS[2]])
+    write_deltalake(lake, pa.Table.from_pylist([{"customer": "theirs", "amount": 0}]), mode="append")
+    assert not opened.restore(Txid(3), Txid(1))
+    assert rows_of(lake) == sorted([*up_to(2), ("theirs", 0)])
+    assert DeltaTable(lake).transaction_version("sales/lake_files") == 3
+    assert "keeps the rows of txid 2 to 2, which were undone by a rewind: others have" in caplog.text
+
+
+def test_who_has_compared_before_another_driver_leads_cannot_restore(
+    lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bolt = built(DeltaTableBolt(lake))
+    former = lake_of(bolt)
+    for txid in (1, 2):
+        former.append(Txid(txid), file_of(bolt, txid, ORDERS[txid - 1]))
+
+    def looked_up(*given: Any) -> int | None:
+        lake_of(bolt, sent=Txid(2))
+        return last_not_after(*given)
+
+    monkeypatch.setattr(lake_module, "last_not_after", looked_up)
+    with pytest.raises(ServiceUnavailableError, match="another driver was faster"):
+        former.restore(Txid(3), Txid(1))
+    assert rows_of(lake) == up_to(2)
 
 
 # --- what is refused ------------------------------------------------------------------------------

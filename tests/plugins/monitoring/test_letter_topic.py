@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +30,8 @@ from txstream.core.dead_letters import DeadLetter, SentLetter
 from txstream.core.errors import ServiceUnavailableError, TopologyError
 from txstream.core.transaction import Txid
 from txstream.engine.start.companions import Leading
-from txstream.plugins.monitoring.letter_topic import LetterTopic, letter_topic, record_of
+from txstream.plugins.monitoring.letter_topic import Letters, follower, letter_topic, record_of
+from txstream.plugins.outbox.sending import OutboxFollower
 from txstream.state import open_database
 
 
@@ -56,13 +57,17 @@ class Notes:
     """The note of how far it has come. With `dies`, the driver dies before it is stored."""
 
     def __init__(self) -> None:
-        self.sent: Txid | None = None
+        self.all: Mapping[str, Txid] = {}
         self.dies = False
 
-    def put(self, txid: Txid) -> None:
+    def put(self, sent: Mapping[str, Txid]) -> None:
         if self.dies:
             raise SystemExit
-        self.sent = txid
+        self.all = dict(sent)
+
+    @property
+    def sent(self) -> Txid | None:
+        return self.all.get("dead")
 
 
 def letter(offset: int) -> DeadLetter:
@@ -85,17 +90,10 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     opened.close()
 
 
-def topic_of(rig: Rig, broker: Broker, notes: Notes, current: int) -> LetterTopic:
-    states = rig.states
-    return LetterTopic(
-        states.life.topology,
-        states.life.uuid,
-        [states.store],
-        lambda: broker,
-        lambda: Txid(current),
-        lambda: notes.sent,
-        notes.put,
-    )
+def topic_of(rig: Rig, broker: Broker, notes: Notes, current: int) -> OutboxFollower:
+    life, store = rig.states.life, rig.states.store
+    letters = Letters(life.topology, life.uuid, "dead", [store], lambda: broker)
+    return follower(letters, lambda: Txid(current), lambda: notes.all, notes.put)
 
 
 def test_a_letter_is_its_record_with_the_headers_of_kafka_streams() -> None:
@@ -115,9 +113,9 @@ def test_a_letter_is_its_record_with_the_headers_of_kafka_streams() -> None:
 def test_only_what_is_committed_everywhere_is_sent_in_the_order_of_its_source(rig: Rig) -> None:
     broker, notes = Broker(), Notes()
     topic_of(rig, broker, notes, 1).send_committed()
-    assert (broker.offsets, notes.sent) == ([], None)
+    assert (broker.offsets, notes.sent) == ([], 0)
     topic_of(rig, broker, notes, 3).send_committed()
-    assert (broker.offsets, notes.sent) == ([9, 10], 1)
+    assert (broker.offsets, notes.sent) == ([9, 10], 2)
     topic_of(rig, broker, notes, 4).send_committed()
     assert (broker.offsets, notes.sent) == ([9, 10, 11], 3)
 
@@ -170,7 +168,7 @@ def test_a_driver_that_dies_before_its_note_has_the_next_one_send_them_again(rig
         topic_of(rig, broker, notes, 4).send_committed()
     notes.dies = False
     topic_of(rig, broker, notes, 4).send_committed()
-    assert (broker.offsets, notes.sent) == ([9, 10, 9, 10, 11], 3)
+    assert (broker.offsets, notes.sent) == ([9, 10, 11, 9, 10, 11], 3)
 
 
 def test_a_run_that_ends_sends_what_is_committed(rig: Rig) -> None:
@@ -217,7 +215,7 @@ def test_what_was_noted_of_another_topic_does_not_count(rig: Rig) -> None:
         assert topic is not None
         topic.send_committed()
         assert broker.offsets == expected
-    assert noted[1:] == [("dead", 1), ("dead", 3)]
+    assert noted[1:] == [("dead", 3), ("dead", 3)]
     topology.dead_letters = None
     assert letter_topic(Leading(*given)) is None
 

@@ -29,7 +29,7 @@ from txstream import (
 from txstream.core.errors import TopologyError
 from txstream.core.transaction import Txid
 from txstream.plugins.outbox.changes import change_record
-from txstream.plugins.outbox.sending import Outbox, OutboxFollower, Record, result_topics
+from txstream.plugins.outbox.sending import OutboxFollower, Record, TableOutbox, result_topics
 from txstream.state import StateBackend, open_database
 from txstream.state.reading import StoredRow
 from txstream.testing import TopologyTest
@@ -83,10 +83,11 @@ def builder(spout: Any, state: SqlState) -> TransactionalTopologyBuilder:
 
 def sent(database: StateBackend, table: str, current: int) -> list[tuple[int, bytes | None, Any]]:
     broker = Broker()
-    outbox = Outbox(table, "per-user", lambda: broker, change_record, lambda row: row.key["name"])
-    follower = OutboxFollower(
-        "users", [outbox], [database], lambda: Txid(current), dict, lambda _sent: None, lambda: 0.0
-    )
+    outbox = TableOutbox(
+        "users", table, "topic per-user", [database], lambda: broker, change_record,
+        lambda row: row.key["name"],
+    )  # fmt: skip
+    follower = OutboxFollower("users", [outbox], lambda: Txid(current), dict, lambda _sent: None, lambda: 0.0)
     follower.send_committed()
     return broker.records
 
@@ -146,7 +147,7 @@ def test_what_cannot_be_is_refused() -> None:
     state = SqlState("t", key="name string", value="n bigint", changes_to=once)
     pattern = KafkaSource(topic_pattern="per-.*", decode=Decode("json", COLUMNS))
     reads = builder(OpaqueSpout(pattern), state).build()
-    leading: Any = SimpleNamespace(topology=reads, store=None)
+    leading: Any = SimpleNamespace(topology=reads, store=None, context=None)
     with pytest.raises(TopologyError, match="'per-user-txids', which has the markers of what it sends"):
         result_topics(leading)
     with pytest.raises(TopologyError, match="takes the name of a topic, not ''"):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import txstream.reading
 from txstream.reading import once
+from txstream.spouts.kafka.letter_topic import REWIND
 
 
 class Record(NamedTuple):
@@ -54,6 +55,17 @@ def test_what_was_seen_is_stored_and_given_back() -> None:
     seen = [(topic, part, of, txid, [key.encode() for key in keys]) for topic, part, of, txid, keys in stored]
     again = once([record(1, "a"), record(2, "a"), record(2, "b")], seen=seen)
     assert numbers(again) == [(2, "b")]
+
+
+def test_what_tells_of_a_rewind_is_dropped_and_told_once() -> None:
+    told = [("txstream-rewind", b"1")]
+    mark = Record(0, b"txstream-rewind", None, [*record(3, "").headers, *told])
+    removed = Record(0, b"a", None, [*record(3, "").headers, *told])  # of a table's changes: it is news
+    sent = [record(1, "a"), record(2, "b"), mark, removed, mark, record(4, "b"), mark]
+    found: list[Record] = []
+    assert numbers(once(sent, on_rewind=found.append)) == [(1, "a"), (2, "b"), (3, "a"), (4, "b")]
+    assert found == [mark]
+    assert mark.key == REWIND
 
 
 def test_a_reader_that_polls_and_records_of_others() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fastavro
@@ -24,7 +26,7 @@ from txstream import (
 )
 from txstream.core.errors import FencedError, ServiceUnavailableError, StateValueError, TopologyError
 from txstream.core.transaction import Txid
-from txstream.plugins.outbox.sending import Outbox, OutboxFollower, Record
+from txstream.plugins.outbox.sending import Headers, OutboxFollower, Record, TableOutbox, result_topics
 from txstream.plugins.outbox.sink import encoded
 from txstream.state import StateBackend, open_database
 from txstream.testing import TopologyTest
@@ -53,11 +55,15 @@ class Broker:
         self.records: list[tuple[bytes | None, bytes | None, int]] = []
         self.fails = 0
         self.headers: list[Mapping[str, bytes]] = []
+        self.marks: list[tuple[int, Mapping[str, bytes]]] = []
 
-    def send_all(self, records: Sequence[Record], _txid: Txid) -> None:
+    def send_all(self, records: Sequence[Record], txid: Txid, to_each: Headers | None = None) -> None:
         if self.fails:
             self.fails -= 1
             raise ServiceUnavailableError("no broker answers")
+        if to_each is not None:
+            assert records == []
+            self.marks.append((len(self.records), dict(to_each)))
         for key, value, headers in records:
             self.headers.append(dict(headers))
             self.records.append((key, value, int(self.headers[-1]["txstream-txid"])))
@@ -101,11 +107,14 @@ class Ahead(Notes):
 def follower(
     database: StateBackend, broker: Broker, notes: Notes, current: int, clock: float = 0
 ) -> OutboxFollower:
-    outbox = Outbox("sales_outbox", "sales", lambda: broker)
     read = lambda: notes.sent  # noqa: E731
     return OutboxFollower(
-        "sales", [outbox], [database], lambda: Txid(current), read, notes.put, lambda: clock
+        "sales", [outbox(database, broker)], lambda: Txid(current), read, notes.put, lambda: clock
     )
+
+
+def outbox(database: StateBackend, broker: Broker) -> TableOutbox:
+    return TableOutbox("sales", "sales_outbox", "topic sales", [database], lambda: broker, marks=True)
 
 
 @pytest.fixture(params=[OpaqueSpout, TransactionalSpout])
@@ -204,14 +213,29 @@ def test_a_driver_that_was_succeeded_deletes_nothing(database: StateBackend) -> 
         assert reading.count("sales_outbox") == 6
 
 
+@pytest.mark.usefixtures("filled")
+def test_a_rewind_is_told_in_its_turn(database: StateBackend, tmp_path: Path) -> None:
+    told = {"path": "rewind", "rewind": {"to": 1, "savepoint": None, "last": 1}}
+    with sqlite3.connect(tmp_path / "state.db") as connection:
+        connection.execute("UPDATE txstream_batch SET details = ? WHERE txid = 2", (json.dumps(told),))
+        connection.execute("DELETE FROM sales_outbox WHERE txid = 2")
+    broker, notes = Broker(), Notes()
+    for _ in range(2):
+        follower(database, broker, notes, current=4).send_committed()
+    assert broker.records == [*WHOLE[:2], *WHOLE[4:]]
+    ((place, mark),) = broker.marks
+    assert (place, mark["txstream-txid"], mark["txstream-rewind"]) == (2, b"2", b"1")
+    assert not any("txstream-rewind" in headers for headers in broker.headers)
+
+
 def test_notes_are_a_second_apart_and_the_last_is_never_left_out(
     database: StateBackend, filled: None
 ) -> None:
     broker, notes, now = Broker(), Notes(), [0.0]
     current = [Txid(2)]
     sending = OutboxFollower(
-        "sales", [Outbox("sales_outbox", "sales", lambda: broker)], [database], lambda: current[0],
-        lambda: notes.sent, notes.put, lambda: now[0],
+        "sales", [outbox(database, broker)], lambda: current[0], lambda: notes.sent, notes.put,
+        lambda: now[0],
     )  # fmt: skip
     sending.send_committed()
     current[0] = Txid(3)
@@ -273,6 +297,23 @@ def test_the_topology_may_not_read_its_topic() -> None:
     assert isinstance(source, KafkaSource)
     selection = source.selection
     assert [selection.reads(topic) for topic in ("sales", "sold")] == [False, True]
+
+
+def test_what_cannot_be_sent_exactly_once_is_refused() -> None:
+    def start(source: Any, *more: tuple[str, bool]) -> None:
+        builder = topology_of(OpaqueSpout(source), exactly_once=True)
+        for number, (topic, once) in enumerate(more):
+            sink = KafkaSinkBolt(topic, table=f"more{number}", exactly_once=once)
+            builder.set_committer_bolt(f"more{number}", sink).shuffle_grouping("orders")
+        leading: Any = SimpleNamespace(topology=builder.build(), store=None, databases=[], current=None)
+        result_topics(leading)
+
+    with pytest.raises(TopologyError, match="reads topic 'sales-txids', which has the markers"):
+        start(KafkaSource(topic_pattern="sales-.*"))
+    for once in (False, True):
+        with pytest.raises(TopologyError, match="fills topic 'sales' from two tables, and exactly once"):
+            start(orders([("a", 1)]), ("sales", once))
+    start(orders([("a", 1)]), ("other", True), ("third", False), ("third", False))
 
 
 def test_values_are_avro_and_what_does_not_fit_is_named(url: str, database: StateBackend) -> None:

@@ -37,6 +37,7 @@ from txstream.zookeeper import (
     ASSIGNMENT,
     EDGES,
     FAILING,
+    SENT,
     TREES,
     WAITING,
     Identity,
@@ -282,6 +283,14 @@ def test_source_has_the_lag_of_each_partition(served: Served, monkeypatch: pytes
     text = served.get("/topologies/words/source")
     assert '<td class="n">7 (5 held back)</td>' in text
     assert '<td class="n">2</td>' in text
+
+
+def test_now_says_how_far_behind_is_what_leaves(served: Served) -> None:
+    assert "txids behind" not in served.get("/topologies/words")
+    served.store.notes.put(SENT, {"sales_outbox": Txid(TXIDS - 3)})
+    served.forget()
+    tile = "<span>sales_outbox leaves</span><b>3</b><small>txids behind</small>"
+    assert tile in served.get("/topologies/words")
 
 
 def test_source_says_what_waits_and_since_when(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

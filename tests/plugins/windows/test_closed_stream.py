@@ -61,6 +61,8 @@ def test_each_window_is_emitted_once_in_the_batch_after_the_one_that_closed_it(
         (8, Point.AFTER_COMMIT),
         (9, Point.BEFORE_COMMIT),
     ]
+    if commit == "executors":
+        points += [(10, Point.AFTER_BEGIN), (11, Point.AFTER_WRITE), (12, Point.INSIDE_COMMIT)]
     with MemorySpout(FIELDS, RECORDS, max_records_per_partition=2) as source:
         run(path, RECORDS, graph(source, name, below=emitting, **options), points)
     wanted = check(path, RECORDS)

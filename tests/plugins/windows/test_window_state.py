@@ -164,6 +164,10 @@ def test_what_cannot_be_is_refused_when_it_is_declared() -> None:
     assert in_key == WindowState("clicks", **declared)
     with pytest.raises(TopologyError, match="window is 'user string'"):
         WindowState("clicks", **{**declared, "key": ["page string", "user string"], "window": None})
+    for column in (window, Hopping("1h", every="15m", time="at")):
+        plain: Any = ["page string", column]
+        with pytest.raises(TopologyError, match=r"\w+\(.*\) is for the key of a WindowState.*\(late=\)"):
+            SqlState("clicks", key=plain, value="n bigint")
     with pytest.raises(TopologyError, match="fills closed itself"):
         WindowBolt(WindowState("clicks", **declared), n=Count(), closed=Count())
     with pytest.raises(TopologyError, match="takes a WindowState"):

@@ -145,6 +145,33 @@ class CopiesNoRemovals(MemoryBackend):
                 here.put(kept, key, None)
 
 
+@breaks("versions-are-kept")
+class KeepsWhatIsLeft(MemoryBackend):
+    """What the batch has left of a row is taken for what it was before."""
+
+    def _keep_changes(self, here: Any, txid: Txid, spec: TableSpec) -> None:
+        super()._keep_changes(here, txid, spec)
+        assert spec.state.changes is not None
+        kept = layout.rows_space(spec.state.changes.table)
+        if spec.state.keeps_versions:
+            for key, (values, _, written) in list(here.scan(self._rows(here, spec))):
+                if written == txid:
+                    here.put(kept, (*key, txid), ((*values[:1], False), None, txid))
+
+
+@breaks("versions-are-kept")
+class KeepsNoVersionOfWhatIsCreated(MemoryBackend):
+    """That there was no row is not kept."""
+
+    def _keep_changes(self, here: Any, txid: Txid, spec: TableSpec) -> None:
+        super()._keep_changes(here, txid, spec)
+        assert spec.state.changes is not None
+        kept = layout.rows_space(spec.state.changes.table)
+        for key, (values, _, _) in list(here.scan(kept)):
+            if spec.state.keeps_versions and values[-1]:
+                here.put(kept, key, None)
+
+
 @breaks("expired-rows-are-removed")
 class RemovesAtTheHorizon(MemoryBackend):
     """A row of the horizon's very second is taken for expired."""

@@ -110,7 +110,7 @@ class TaskStates:
 
     def _opened(self, binding: StateBinding) -> tuple[StateBackend, TableSpec]:
         with self._naming_the_host():
-            return self._process.stores.get(binding.place, binding.topology), binding.spec
+            return binding.opened(self._process.stores)
 
     @contextlib.contextmanager
     def _naming_the_host(self) -> Iterator[None]:

@@ -149,6 +149,7 @@ class BatchCommitter:
         self._states = [target.of(topology, uuid) for target in targets]
         self._wait_for = wait_for
         self._bolts = state_committers(topology)
+        self._copies = [one.state.table for target in targets for one in target.tables if one.state.copies]
         self._fed_in_commit = {bolt.id for bolt in topology.bolts if bolt.below_committer}
         # With commit="auto": why executors write no more batches, and the last txid that failed there.
         self._executors_cannot: str | None = None
@@ -397,6 +398,8 @@ class BatchCommitter:
             details["read"] = batch.reading.to_document()
         if learned:
             details["learned"] = dict(learned)
+        if self._copies:
+            details["copies"] = self._copies
         if digests is not None:
             details["digests"] = {table: digest.to_document() for table, digest in digests.items()}
         return Commit(

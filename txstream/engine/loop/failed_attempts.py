@@ -7,7 +7,6 @@ run only once the batches before it are committed; otherwise every run would end
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -42,10 +41,9 @@ log = logging.getLogger(__name__)
 _TIMEOUTS_BEFORE_ISOLATION = 2
 """In a row. A single one is more often a slow start, or a service that is away, than a record."""
 
-_SEARCHES = 2
-"""So many in a row, within so many seconds, and the next batch is searched at once. A search takes as long as
-an attempt."""
 _REMEMBERED_SECONDS = 60.0
+"""So long, batches are searched at once after one that a search has found bad records in, until there is one
+without any: a search takes as long as an attempt, so a single bad record costs no more than one in vain."""
 
 
 class FailedAttempts:
@@ -75,8 +73,8 @@ class FailedAttempts:
         self._statistics = statistics
         self._of_txid: dict[Txid, TxidFailures] = {}
         self._doomed: dict[TransactionAttempt, BaseException] = {}
-        # When the last searches ended that have found something.
-        self._searches: deque[float] = deque(maxlen=_SEARCHES)
+        # When the last search ended, if it has found something.
+        self._found_at: float | None = None
         self.failing: FailingBatch | None = None
         """The batch that failed last, until it is committed."""
         self.ended_by: TransactionAttempt | None = None
@@ -171,16 +169,13 @@ class FailedAttempts:
 
     def searched(self, *, has_found: bool) -> None:
         """Note that a batch has come to its end by a search, which has found records or none."""
-        if has_found:
-            self._searches.append(self._batches.workers.now())
-        else:
-            self._searches.clear()
+        self._found_at = self._batches.workers.now() if has_found else None
 
     def searches_at_once(self, attempt: TransactionAttempt) -> bool:
         """Return whether the attempt looks for records though nothing has failed yet: batches before it would
         have spared an attempt each. It ends with the first in which there is nothing to be found."""
-        searches, now = self._searches, self._batches.workers.now()
-        if len(searches) < _SEARCHES or now - searches[0] >= _REMEMBERED_SECONDS:
+        found_at, now = self._found_at, self._batches.workers.now()
+        if found_at is None or now - found_at >= _REMEMBERED_SECONDS:
             return False
         return attempt.txid not in self._of_txid and self._batches.coordinator.may_leave_out(attempt)
 

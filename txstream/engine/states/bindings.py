@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from txstream.api.reducers import Reducer
 from txstream.api.state import SqlState
 from txstream.core.semantics import Semantics
-from txstream.engine.states.worker_databases import StorePlace
+from txstream.engine.states.worker_databases import OpenStores, StorePlace
 
 if TYPE_CHECKING:
-    from txstream.state import TableSpec
+    from txstream.state import StateBackend, TableSpec
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,10 @@ class StateBinding:
         from txstream.state import TableSpec
 
         return TableSpec(self.state, self.table_semantics, self.reducers)
+
+    def opened(self, stores: OpenStores) -> tuple[StateBackend, TableSpec]:
+        """Return the table's store, of those that a process has open, and the table."""
+        return stores.get(self.place, self.topology), self.spec
 
 
 Bindings = Mapping[str, Mapping[str, StateBinding]]

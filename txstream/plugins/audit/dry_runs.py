@@ -3,7 +3,8 @@
 Invariants. A dry run writes nothing of the topology: no fence, no ledger, no table, and nothing in ZooKeeper,
 which it does not even read. So it needs no leader, and may run beside one. It does not run bolts of the
 commit phase: they may change things outside, and they read states as they were before the batch, which are
-not kept anywhere.
+not kept anywhere. A table in which rows are looked up is read as it was before the batch if it keeps
+versions, otherwise as it is today; who shows a result says which.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -44,6 +45,7 @@ from txstream.inspect.databases import Databases, topology_databases, tracks_tup
 from txstream.inspect.ledgers import COMMITTED, no_such_txid
 from txstream.inspect.source import asked
 from txstream.inspect.tables import place_of_table
+from txstream.plugins.audit.past_tables import as_they_were
 from txstream.settings import Settings
 
 if TYPE_CHECKING:
@@ -51,6 +53,10 @@ if TYPE_CHECKING:
     from txstream.state import BatchRecord, StateBackend
 
 _JOBS_AT_ONCE = 4
+
+Lookups = Literal["today", "then"] | None
+"""How the tables were read that rows were looked up in: at least one as it is today, all as they were before
+the batch; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,8 @@ class ReplayedTable:
 @dataclass(frozen=True)
 class DryRuns:
     """One topology's code, its databases and its source. `left_out` are the tables that the commit phase
-    fills. `small` is the runner for parts of a batch, which are not worth a Spark job."""
+    fills. `small` is the runner for parts of a batch, which are not worth a Spark job. `known_since` says, of
+    each table that rows are looked up in, from which txid on it can be read as it was before a batch."""
 
     topology: Topology
     settings: Settings
@@ -97,6 +104,7 @@ class DryRuns:
     runner: BatchRunner
     small: BatchRunner
     coordinator: PartitionCoordinator[Any]
+    known_since: Mapping[str, Txid | None]
     jobs_at_once: int = 1
 
     def tables(self) -> list[ReplayedTable]:
@@ -125,16 +133,37 @@ class DryRuns:
             if isinstance(bolt, StateCommitter) and component.below_committer is below_committer:
                 yield component.id, bolt
 
-    def looked_up(self, component: str) -> list[str]:
-        """Return the tables that rows for a component are looked up in, there or above: a dry run reads these
-        as they are today."""
-        found, above = set[str](), {component}
+    def looked_up(self, components: Iterable[str]) -> list[str]:
+        """Return the tables that rows for components are looked up in, there or above."""
+        found, above = set[str](), set(components)
         for one in reversed(self.topology.bolts):
             if one.id in above:
                 above.update(given.component for given in one.inputs)
                 reader = self.topology.table_readers.get(one.id)
                 found.update([] if reader is None else [reader.table.state.table])
         return sorted(found)
+
+    def looked_up_today(self, components: Iterable[str], txid: int) -> list[str]:
+        """Return those of them that a dry run of this batch reads as they are today."""
+        return [name for name in self.looked_up(components) if txid < (self.known_since[name] or txid + 1)]
+
+    def lookups(self, components: Iterable[str], first: int, last: int) -> tuple[Lookups, list[str]]:
+        """Return how dry runs of these batches read the tables that rows are looked up in, and in words."""
+        how: Lookups = None
+        notes = []
+        for name in self.looked_up(components):
+            since = self.known_since[name]
+            if since is not None and since <= last:
+                how = how or "then"
+                notes.append(f"rows are looked up in table {name!r} as it was before each batch")
+            if since is None or first < since:
+                how = "today"
+                whose = "" if since is None or last < since else f" of batches before txid {since}"
+                notes.append(
+                    f"rows{whose} are looked up in table {name!r} as it is today, because earlier rows are "
+                    f"not kept"
+                )
+        return how, notes
 
     def batch(self, txid: int) -> DryBatch:
         """Return a committed batch. Raises UnknownTxidError for a txid that is not in the ledger, UsageError
@@ -213,10 +242,6 @@ class DryRuns:
                 raise problem
 
 
-def read_today(table: str) -> str:
-    return f"rows are looked up in table {table!r} as it is today, because earlier rows are not kept"
-
-
 @contextlib.contextmanager
 def dry_runs(
     topology: Topology, settings: Settings | None, *, capture: bool = False, on_spark: bool = False
@@ -239,9 +264,10 @@ def dry_runs(
     with contextlib.ExitStack() as stack:
         databases = stack.enter_context(topology_databases(settings, topology.id))
         bindings: Bindings = {}
+        since: Mapping[str, Txid | None] = {}
         if topology.table_readers:
             targets = state_targets(topology, settings.database_url(), databases.require)
-            bindings = map_bindings(topology, "", targets)
+            bindings, since = as_they_were(map_bindings(topology, "", targets), targets)
         plan = compile_topology(topology, context, uuid.uuid4().hex, capture=capture, bindings=bindings)
         needs_spark = any(bolt.is_dataframe for bolt in plan.bolts)
         small = None if needs_spark else _without_spark(topology, plan)
@@ -252,9 +278,10 @@ def dry_runs(
         runner = _on_spark(topology, settings, plan, stack) if on_spark or small is None else None
         if runner is not None:
             small = small or runner
-            yield DryRuns(topology, settings, databases, plan, runner, small, coordinator, _JOBS_AT_ONCE)
+            several = _JOBS_AT_ONCE
+            yield DryRuns(topology, settings, databases, plan, runner, small, coordinator, since, several)
         elif small is not None:
-            yield DryRuns(topology, settings, databases, plan, small, small, coordinator)
+            yield DryRuns(topology, settings, databases, plan, small, small, coordinator, since)
 
 
 def _without_spark(topology: Topology, plan: ExecutionPlan) -> BatchRunner:

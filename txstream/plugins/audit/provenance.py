@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,7 +25,7 @@ from txstream.inspect.keys import check_key, parse_key
 from txstream.inspect.ledgers import UnknownTxidError, standing
 from txstream.inspect.tables import place_of_table
 from txstream.inspect.tabular import Tabular
-from txstream.plugins.audit.dry_runs import DryBatch, DryRuns, ReplayedTable, dry_runs, read_today
+from txstream.plugins.audit.dry_runs import DryBatch, DryRuns, Lookups, ReplayedTable, dry_runs
 from txstream.plugins.audit.replaying import alike, combined
 from txstream.settings import Settings
 from txstream.spouts.ranges import RecordSpan
@@ -60,8 +60,9 @@ class Why(Tabular):
 
     A record that made a maximum or minimum is among them however far back it is; if the table has no other
     columns, they are all. If `is_complete`, the parts make the whole value; otherwise `notes` say what ended
-    the search. `txids` are the first and the last batch that were looked at. `lookups` is "today" if rows
-    were looked up in a table, which was read as it is today and not as it was; a note names the table.
+    the search. `txids` are the first and the last batch that were looked at. `lookups` is "then" if rows were
+    looked up in a table as it was before each batch, and "today" if one was read as it is today; a note names
+    the table.
     """
 
     topology: str
@@ -74,7 +75,7 @@ class Why(Tabular):
     is_complete: bool = False
     txids: tuple[Txid, Txid] | None = None
     notes: tuple[str, ...] = ()
-    lookups: Literal["today"] | None = None
+    lookups: Lookups = None
 
     def as_table(self) -> tuple[str, list[str], list[Sequence[object]]]:
         rows: list[Sequence[object]] = [
@@ -123,18 +124,18 @@ def why(
         if row is None:
             return answer
         search = _Search(runs, database, wanted, answer.key, row, limit, exact=exact)
-        looked_up = runs.looked_up(wanted.component)
-        search.notes += map(read_today, looked_up)
-        search.back_from(as_of if row.txid is None else row.txid, within)
+        newest = as_of if row.txid is None else row.txid
+        search.back_from(newest, within)
+        looked = (min(search.looked_at), max(search.looked_at)) if search.looked_at else None
+        lookups, notes = runs.lookups([wanted.component], *(looked or (newest, newest)))
     parts = (*_with_values(search.parts, row.value, wanted.bolt.reducers), *search.far_back)
-    looked = (min(search.looked_at), max(search.looked_at)) if search.looked_at else None
     return replace(
         answer,
         parts=parts,
         is_complete=search.is_complete,
         txids=looked,
-        notes=tuple(search.notes),
-        lookups="today" if looked_up else None,
+        notes=(*notes, *search.notes),
+        lookups=lookups,
     )
 
 

@@ -186,7 +186,7 @@ def _replay_document(found: Replay, tuples: pa.Table | None) -> dict[str, Any]:
         "tables": document(found.tables),
         "differing": found.differing,
         "differences": document(found.differences),
-        "lookups": "today" if found.looked_up else None,
+        "lookups": found.lookups,
     }
     if found.into is not None:
         written["into"] = found.into

@@ -22,7 +22,7 @@ from txstream.api.tuples import DEFAULT_STREAM
 from txstream.core.digests import digest_of
 from txstream.core.errors import UsageError
 from txstream.core.transaction import AttemptId, Txid
-from txstream.plugins.audit.dry_runs import DryBatch, DryRuns, ReplayedTable, dry_runs, read_today
+from txstream.plugins.audit.dry_runs import DryBatch, DryRuns, Lookups, ReplayedTable, dry_runs
 from txstream.plugins.audit.key_differences import KeyDifference, KeyDifferences, of_both
 from txstream.settings import Settings
 
@@ -88,7 +88,8 @@ class BatchReplay:
 class Replay:
     """The batches in the order of their txids. `into` is the table with the deltas, if one was asked for.
     `differences` are those of all batches by key, the largest first, of `differing` keys as many as were
-    asked for. `looked_up` are the tables that rows were looked up in: as they are today, not as they were."""
+    asked for. `looked_up` are the tables that rows were looked up in as they are today. `lookups` is "today"
+    if there is one, "then" if all were read as they were before each batch, and `notes` says which."""
 
     topology: str
     batches: tuple[BatchReplay, ...]
@@ -96,6 +97,8 @@ class Replay:
     differences: tuple[KeyDifference, ...] = ()
     differing: int = 0
     looked_up: tuple[str, ...] = ()
+    lookups: Lookups = None
+    notes: tuple[str, ...] = ()
 
     @property
     def tables(self) -> list[TableReplay]:
@@ -112,10 +115,6 @@ class Replay:
     def shown(self) -> bool:
         """Whether a table that could be compared got a row, from the batches or from the replay."""
         return any(table.same is not None and (table.rows or table.rows_written) for table in self.tables)
-
-    @property
-    def notes(self) -> list[str]:
-        return [read_today(name) for name in self.looked_up]
 
     @property
     def tuples(self) -> pa.Table | None:
@@ -188,9 +187,11 @@ def replay(
         if scratch is not None and into is not None:
             _write_scratch(scratch, into, parts)
         asked = {one.component for one in tables} | ({component} if component is not None else set())
-        looked_up = {name for one in asked for name in runs.looked_up(one)}
+        looked_up = tuple(runs.looked_up_today(asked, txid))
+        lookups, notes = runs.lookups(asked, txid, end)
     shown = differing.largest(changes)
-    return Replay(topology.id, tuple(found), into, shown, len(differing), tuple(sorted(looked_up)))
+    told = looked_up, lookups, tuple(notes)
+    return Replay(topology.id, tuple(found), into, shown, len(differing), *told)
 
 
 # --- what differs ------------------------------------------------------------------------------------------
@@ -220,7 +221,7 @@ def _compared(
     differs = tuple(written.differences(digest))
     if not differs:
         return TableReplay(txid, table.name, True, digest.rows, written.rows, database=place)
-    if production is None and (looked_up := runs.looked_up(table.component)):
+    if production is None and (looked_up := runs.looked_up_today([table.component], txid)):
         note = (
             f"what it would get today differs ({'; '.join(differs)}): it was looked up in "
             f"{', '.join(map(repr, looked_up))}, read as of today"

@@ -14,6 +14,7 @@ from txstream.core.wording import counted
 
 if TYPE_CHECKING:
     from txstream.plugins.change.diffing import Difference, TableDifference
+    from txstream.settings import Settings
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +43,7 @@ def diff(
 
     settings = cli.resolve()
     found = differences(topology_id, other, settings, timeout_seconds=timeout, now=now, rows=rows)
-    changed = _changed(*(noted_components(cli.settings, one) for one in (topology_id, other)))
+    changed = changed_components(cli.settings, topology_id, other)
     if cli.as_json:
         cli.print_json({**document(found), "same": found.same, "bolts": changed})
     else:
@@ -50,8 +51,9 @@ def diff(
     return 0 if found.same else 1
 
 
-def _changed(old: Mapping[str, str] | None, new: Mapping[str, str] | None) -> dict[str, Any] | None:
+def changed_components(settings: Settings, topology_id: str, other: str) -> dict[str, Any] | None:
     """Return which components have changed between what was last run here; None if that is not known."""
+    old, new = (noted_components(settings, one) for one in (topology_id, other))
     if old is None or new is None:
         return None
     return {
@@ -62,10 +64,15 @@ def _changed(old: Mapping[str, str] | None, new: Mapping[str, str] | None) -> di
     }
 
 
-def _print(cli: Cli, found: Difference, changed: Mapping[str, Any] | None) -> None:
+def in_words(found: Difference, changed: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Return where both are, and what differs."""
     here = f"{found.old} at txid {found.old_txid} and {found.new} at txid {found.new_txid}"
-    cli.print(f"{here} are at the same place")
-    cli.print("; ".join([_bolts(found, changed), *map(_told, found.states)]))
+    return f"{here} are at the same place", "; ".join([_bolts(found, changed), *map(_told, found.states)])
+
+
+def _print(cli: Cli, found: Difference, changed: Mapping[str, Any] | None) -> None:
+    for words in in_words(found, changed):
+        cli.print(words)
     cli.print_table(
         ["table", ">equal", ">only old", ">only new", ">different"],
         [(one.table, one.equal, one.only_old, one.only_new, one.different) for one in found.states],

@@ -77,6 +77,21 @@ def fork_of(zookeeper: ZooKeeper, topology_id: str) -> Fork | None:
     return None if node is None else Fork.decode(node.data, path)
 
 
+def forks_about(zookeeper: ZooKeeper, topology_id: str) -> list[Fork]:
+    """Return the forks of a topology, and what it is itself if it is one; none that is half made. Raises
+    CorruptStateError."""
+    tree = zookeeper.tree()
+    found = []
+    for name in zookeeper.topologies():
+        node = tree.get(znode(zookeeper, name))
+        if node is None:
+            continue
+        fork = Fork.decode(node.data, znode(zookeeper, name))
+        if topology_id in (fork.of, fork.name) and zookeeper.identity(name) is not None:
+            found.append(fork)
+    return found
+
+
 def places_of(row: BatchRecord) -> dict[str, Any]:
     """Return where each partition stands after a batch, as far as the source tells it by a number."""
     metas = {**part_of(row.metas, "carried"), **part_of(row.metas, "partitions")}

@@ -13,6 +13,7 @@ from txstream.core.errors import UsageError
 
 if TYPE_CHECKING:
     from txstream.engine.start.takeover import Unsettled
+    from txstream.plugins.change.swapping import Swapped
 
 
 def register(app: typer.Typer) -> None:
@@ -66,8 +67,13 @@ def swap(
     )
     if cli.as_json:
         cli.print_json(document(done))
-        return
+    else:
+        cli.print(in_words(done))
+
+
+def in_words(done: Swapped) -> str:
+    """Return what a swap has done, or would do."""
     would = "" if done.is_done else "would be: "
-    what = f"what was before the swap with {fork}" if back else f"those of {fork}"
+    what = f"what was before the swap with {done.fork}" if done.back else f"those of {done.fork}"
     kept = f"; what was there is kept as {', '.join(done.kept.values())}" if done.kept else ""
-    cli.print(f"{would}{', '.join(done.tables)} of {topology_id} are {what}, by txid {done.txid}{kept}")
+    return f"{would}{', '.join(done.tables)} of {done.topology} are {what}, by txid {done.txid}{kept}"

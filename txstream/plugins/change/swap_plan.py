@@ -32,7 +32,7 @@ SWAP: Final = "swap"
 class Swap:
     """What the ledger row of a swap says: what every database is to do. `names` are the state tables that the
     topology has from then on, `old` those that it had before, `metas` and `old_metas` its places, `learned`
-    what its windows know."""
+    what its windows know, `by` who has asked for it (a row of an older version does not say)."""
 
     fork: str
     fork_uuid: str
@@ -45,6 +45,7 @@ class Swap:
     metas: Mapping[str, Any]
     old_metas: Mapping[str, Any]
     learned: Mapping[str, Any]
+    by: str = ""
 
     def details(self) -> dict[str, Any]:
         told = {n: getattr(self, n) for n in self.__dataclass_fields__ if n not in ("metas", "learned")}

@@ -70,6 +70,7 @@ from txstream.state.sql import fence, tables as state_tables
 from txstream.state.sql.database import PreparedStatements, SqlTransaction
 from txstream.state.sql.framework_tables import dead_letter, fence as fence_table
 from txstream.zookeeper import Identity, Progress, ProgressStore
+from txstream.zookeeper.request_queue import this_operator
 
 if TYPE_CHECKING:
     from txstream.core.batch_metas import MetaCodec
@@ -111,12 +112,14 @@ def swap(
     back: bool = False,
     dry_run: bool = False,
     confirm: Callable[[str], None] = lambda _: None,
+    by: str | None = None,
 ) -> Swapped:
     """Let a fork's tables take the names of a topology's, or with `back`, those of before the swap.
 
     Nothing may run either of them. `confirm` is called with what is about to happen, and raises to leave
-    everything as it is. Returns only once all of it is done. Raises LeaderExistsError, UnknownTopologyError,
-    ServiceUnavailableError if a database is away, and UsageError with what is in the way.
+    everything as it is. The ledger keeps who asks: `by`, or this process's user. Returns only once all of it
+    is done. Raises LeaderExistsError, UnknownTopologyError, ServiceUnavailableError if a database is away,
+    and UsageError with what is in the way.
     """
     settings = (settings or Settings()).resolve()
     settings.require_zookeeper()
@@ -146,7 +149,16 @@ def swap(
         if known is not None:
             stack.enter_context(elected(zookeeper, fork_id))
         theirs = None if known is None else side(fork_id)
-        done = swap_in(mine, theirs, fork_id, databases, back=back, dry_run=dry_run, confirm=confirm)
+        done = swap_in(
+            mine,
+            theirs,
+            fork_id,
+            databases,
+            back=back,
+            dry_run=dry_run,
+            confirm=confirm,
+            by=by or this_operator(),
+        )
     if known is not None and done.is_done and not back:
         with open_zookeeper(settings) as zookeeper:
             zookeeper.delete_topology(fork_id)
@@ -162,6 +174,7 @@ def swap_in(
     back: bool = False,
     dry_run: bool = False,
     confirm: Callable[[str], None] = lambda _: None,
+    by: str = "",
 ) -> Swapped:
     """Do what `swap` does, over services that are open, but for removing the fork from ZooKeeper. Nobody else
     may lead either topology meanwhile."""
@@ -189,6 +202,7 @@ def swap_in(
                 f"{topology_id} {fork_id} --drop-kept` drops them"
             )
         planned = _forward(mine, theirs, progress, databases)
+    planned = replace(planned, by=by)
     # Step 2
     pairs = {one.display_url: pairs_of(one, topology_id, planned) for one in databases}
     refuse(topology_id, fork_id, databases, pairs, planned)

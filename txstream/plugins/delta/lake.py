@@ -36,6 +36,7 @@ from txstream.core.transaction import FIRST_TXID, Txid
 from txstream.core.wording import counted
 from txstream.plugins.delta.files import WrittenFile
 from txstream.plugins.delta.place import Place, app_id, folder_of
+from txstream.plugins.delta.reading import last_not_after
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,10 @@ _REFUSED_FEATURES = frozenset(
     }
 )
 _REFUSED_PROPERTIES = ("delta.constraints.", "delta.columnMapping.mode", "delta.enableRowTracking")
+
+_OF_NO_ROWS = frozenset(
+    {"OPTIMIZE", "VACUUM START", "VACUUM END", "RESTORE", "SET TBLPROPERTIES", "ADD COLUMN"}
+)
 
 
 class Lake:
@@ -110,6 +115,47 @@ class Lake:
             self._require(files)
             self._commit(table, txid, files)
         return True
+
+    def restore(self, txid: Txid, to: Txid) -> bool:
+        """Let the table have, as of `txid`, what it had as of `to`, unless it is as far. Return whether its
+        rows are those: rows of others that came since stay, and so do all others then.
+
+        Raises what `append` does. Raises DataLostError if files that were there then are gone.
+        """
+        table = self._delta
+        assert table is not None
+        with self._place.reaching():
+            table.update_incremental()
+            last = self._last(table)
+            if txid <= last:
+                return True
+            if last <= to:  # nothing of what is undone has come here
+                self._commit(table, txid, [])
+                return True
+            version = last_not_after(self._place, self._app, to, table.version(), table)
+            if version is None or self._has_of_others(table, version):
+                why = "its log goes back less" if version is None else "others have written there since"
+                log.warning(
+                    "%s keeps the rows of txid %d to %d, which were undone by a rewind: %s. Take them out by "
+                    "hand",
+                    *(self._place, to + 1, last, why),
+                )
+                self._commit(table, txid, [])
+                return False
+            columns = table.schema()
+            table.restore(version, commit_properties=self._properties(txid))
+            table.update_incremental()
+            there = {one.name for one in table.schema().fields}
+            if missing := [one for one in columns.fields if one.name not in there]:
+                table.alter.add_columns(missing, commit_properties=self._properties(txid))
+        return True
+
+    def _has_of_others(self, table: DeltaTable, since: int) -> bool:
+        """Return whether rows behind a version are not ours."""
+        later = table.history(table.version() - since)
+        return any(
+            one.get("txstream-topology") is None and one["operation"] not in _OF_NO_ROWS for one in later
+        )
 
     def close(self) -> None:
         """Forget what was read of the log."""

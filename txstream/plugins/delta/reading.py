@@ -42,13 +42,13 @@ def version_of(
             f"{place} is as of txid {last}; txid {txid} is not in it: it has not come there yet, or it and "
             f"all between them have no rows (`txstream status {topology}` says whether the table is behind)"
         )
-    there = _last_not_after(place, app, Txid(txid), head.version(), head)
+    there = last_not_after(place, app, Txid(txid), head.version(), head)
     if there is None:
         raise UsageError(f"the log of {place} no longer goes back to txid {txid}")
     return there
 
 
-def _last_not_after(place: Place, app: str, txid: Txid, newest: int, head: DeltaTable) -> int | None:
+def last_not_after(place: Place, app: str, txid: Txid, newest: int, head: DeltaTable) -> int | None:
     """Return the first version with the last transaction that is not after `txid`. Transactions never fall
     from version to version, and versions before the oldest one that can be read have none."""
     found: dict[int, int | None] = {newest: head.transaction_version(app)}

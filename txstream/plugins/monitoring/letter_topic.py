@@ -1,26 +1,26 @@
 """Sends dead letters to a topic as well: from their table, in order, while a topology runs.
 
 Invariants. Only letters of batches that every database has committed are sent, the oldest batch first, so
-none is of an attempt that may still be undone. How far it has come is noted once the broker has acknowledged
-all letters of a batch. A driver that dies in between sends that batch again: at least once, and none is
-passed over, except a record that was itself read as a dead letter: it would come round for ever. A lost
-broker delays the letters; it never delays a batch and never ends a run.
+none is of an attempt that may still be undone. `OutboxFollower` sends them, as it sends results: at least
+once, and none is passed over, except a record that was itself read as a dead letter: it would come round for
+ever. A lost broker delays the letters; it never delays a batch and never ends a run.
 """
 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from txstream.core.batch_metas import to_json
 from txstream.core.dead_letters import DeadLetter, LetterKey, LetterSender, SentLetter
-from txstream.core.transaction import FIRST_TXID, Txid
+from txstream.core.transaction import Txid
 from txstream.engine.start.companions import Leading
-from txstream.plugins.outbox.follower import Follower
+from txstream.plugins.outbox.sending import Outbox, OutboxFollower
 from txstream.state import StateBackend
 from txstream.zookeeper.notes import Note
 from txstream.zookeeper.znode_values import parse_object, take
@@ -45,7 +45,7 @@ LETTERS_SENT = Note(
 them are sent once more."""
 
 
-def letter_topic(leading: Leading) -> LetterTopic | None:
+def letter_topic(leading: Leading) -> OutboxFollower | None:
     """Return what sends the dead letters to the topic that the topology names, if any."""
     topology, store = leading.topology, leading.store
     topic = None if topology.dead_letters is None else topology.dead_letters.topic
@@ -53,101 +53,90 @@ def letter_topic(leading: Leading) -> LetterTopic | None:
     if topic is None or identity is None:
         return None
     context = leading.context
+    connect = partial(topology.spout.source.letter_topic, topic, context, context.connect_timeout_seconds)
 
-    def read_sent() -> Txid | None:
+    def read_sent() -> Mapping[str, Txid]:
         noted = store.notes.get(LETTERS_SENT)
-        return noted[1] if noted is not None and noted[0] == topic else None
+        return {} if noted is None else {noted[0]: noted[1]}
 
-    return LetterTopic(
-        topology.id,
-        identity.uuid,
-        leading.databases,
-        partial(topology.spout.source.letter_topic, topic, context, context.connect_timeout_seconds),
-        leading.current,
-        read_sent,
-        lambda txid: store.notes.put(LETTERS_SENT, (topic, txid)),
-    )
+    def note_sent(sent: Mapping[str, Txid]) -> None:
+        store.notes.put(LETTERS_SENT, (topic, sent[topic]))
+
+    letters = Letters(topology.id, identity.uuid, topic, leading.databases, connect)
+    return follower(letters, leading.current, read_sent, note_sent)
 
 
-class LetterTopic(Follower):
-    """Sends the letters of one life of a topology.
+def follower(
+    letters: Letters,
+    current: Callable[[], Txid],
+    read_sent: Callable[[], Mapping[str, Txid]],
+    note_sent: Callable[[Mapping[str, Txid]], None],
+) -> OutboxFollower:
+    """Return what sends these letters, as `OutboxFollower` says."""
+    return OutboxFollower(
+        letters.topology, [letters], current, read_sent, note_sent,
+        what="dead letters", look_seconds=LOOK_SECONDS,
+    )  # fmt: skip
 
-    `current` returns the txid that commits next, `read_sent` the last txid whose letters are all sent, and
-    `note_sent` stores it.
-    """
+
+class Letters(Outbox):
+    """The letters of one life of a topology. They stay in their table, which is their outbox."""
 
     def __init__(
         self,
         topology: str,
         uuid: str,
+        topic: str,
         databases: Sequence[StateBackend],
         connect: Callable[[], LetterSender],
-        current: Callable[[], Txid],
-        read_sent: Callable[[], Txid | None],
-        note_sent: Callable[[Txid], None],
     ) -> None:
-        super().__init__(topology, "dead letters", "their topic", LOOK_SECONDS)
-        self._topology = topology
+        super().__init__(topic, "their topic")
+        self.topology = topology
         self._uuid = uuid
         self._databases = databases
         self._connect = connect
-        self._current = current
-        self._read_sent = read_sent
-        self._note_sent = note_sent
-        self._sent: Txid | None = None
-        self._looked: Txid | None = None
-        self._sender: LetterSender | None = None
         self._told = False
 
-    def send_committed(self, *, is_last: bool = False) -> None:
-        current = self._current()
-        if current == self._looked:
-            return
-        if self._sent is None:
-            self._sent = self._read_sent() or Txid(FIRST_TXID - 1)
-        heads = self._heads(self._sent, current)
-        for at, (txid, _, database, key) in enumerate(heads):
-            for one in database.dead_letters(self._topology, key=key):
-                if one.uuid == self._uuid:
-                    self._send(one.letter)
-            if at + 1 == len(heads) or heads[at + 1][0] != txid:
-                self._note_sent(txid)
-                self._sent = txid
-        self._looked = current
+    def connect(self) -> LetterSender:
+        return self._connect()
 
-    def _send(self, letter: DeadLetter) -> None:
-        if was_sent(letter):
-            level = logging.INFO if self._told else logging.WARNING
-            self._told = True
-            log.log(level, "%s was a dead letter when it was read, so it is not sent again", letter.source)
-            return
-        if self._sender is None:
-            self._sender = self._connect()
-        self._sender.send(record_of(letter))
-
-    def _heads(
-        self, after: Txid, before: Txid
-    ) -> list[tuple[Txid, tuple[Any, ...], StateBackend, LetterKey]]:
-        """Return where the letters of the batches between these two are, in the order of their source."""
-        found = []
+    def waiting(self, after: Txid, before: Txid) -> tuple[list[tuple[Txid, list[_Head]]], Txid]:
+        """Heads of letters, in the order of their source: each is read as a whole when it is sent."""
+        found: list[_Head] = []
         for database in self._databases:
             # Counted first, which is cheap: most batches have none.
-            if any(after < txid < before for txid, _ in database.dead_letter_counts(self._topology)):
+            if any(after < txid < before for txid, _ in database.dead_letter_counts(self.topology)):
                 found += [
-                    (one.txid, _place(one.letter), database, LetterKey(one.txid, one.place))
-                    for one in database.dead_letters(self._topology, whole=False)
+                    _Head(one.txid, _place(one.letter), database, LetterKey(one.txid, one.place))
+                    for one in database.dead_letters(self.topology, whole=False)
                     if after < one.txid < before and one.uuid == self._uuid
                 ]
-        return sorted(found, key=lambda one: one[:2])
+        found.sort(key=lambda one: (one.txid, one.place))
+        by_txid = itertools.groupby(found, key=lambda one: one.txid)
+        return [(txid, list(heads)) for txid, heads in by_txid], Txid(before - 1)
 
-    def disconnect(self) -> None:
-        sender, self._sender = self._sender, None
-        if sender is None:
-            return
-        try:
-            sender.close()
-        except Exception as error:  # noqa: BLE001 - its broker is away; the next connection is another one
-            log.info("a connection to the topic of dead letters could not be closed: %s", error)
+    def send(self, sender: LetterSender, _txid: Txid, what: Sequence[_Head]) -> None:
+        for head in what:
+            for one in head.database.dead_letters(self.topology, key=head.key):
+                if one.uuid != self._uuid:
+                    continue
+                if not was_sent(one.letter):
+                    sender.send(record_of(one.letter))
+                    continue
+                level = logging.INFO if self._told else logging.WARNING
+                self._told = True
+                log.log(
+                    level, "%s was a dead letter when it was read, so it is not sent again", one.letter.source
+                )
+
+
+class _Head(NamedTuple):
+    """Where a letter is."""
+
+    txid: Txid
+    place: tuple[Any, ...]
+    database: StateBackend
+    key: LetterKey
 
 
 def record_of(letter: DeadLetter) -> SentLetter:

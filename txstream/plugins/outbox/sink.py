@@ -56,7 +56,8 @@ class KafkaSinkBolt(StateCommitter):
     The table is named after the topic, `alerts_outbox`, unless `table` is given; its rows are deleted when
     they are sent. The topology may not read the topic. What no JSON can hold (NaN, half a character) ends the
     run with StateValueError or becomes a dead letter. With `encode=Encode("avro")`, a value is a record of
-    its fields, be it one.
+    its fields, be it one. With `exactly_once`, each txid is one transaction, which a consumer that reads only
+    what is committed gets once (`ChangeTopic`).
     """
 
     state: SqlTable
@@ -71,10 +72,11 @@ class KafkaSinkBolt(StateCommitter):
         table: str | None = None,
         url: str | None = None,
         encode: Encode = AS_JSON,
+        exactly_once: bool = False,
     ) -> None:
         if not isinstance(topic, str) or not topic:
             raise TopologyError(f"KafkaSinkBolt takes the name of a topic, not {topic!r}")
-        self.topic = topic
+        self.topic, self.exactly_once = topic, exactly_once
         self.writes_to = (topic,)
         self._key, self._value = key, value
         self._encode: Encode | None = encode

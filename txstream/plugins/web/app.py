@@ -102,6 +102,7 @@ class App:
             f"{one}/graph": self._graph,
             f"{one}/graph.svg": self._graph_svg,
             f"{one}/ask/{{kind}}": self._question,
+            f"{one}/also/{{name}}": self._also,
             "/compare": self._compare,
             "/compare/ask": self._compare_question,
             "/compare/{name}": self._comparison,
@@ -134,6 +135,8 @@ class App:
             "/compare": self._compare_now,
             f"{one}/fsck": self._fsck,
             f"{one}/ask/{{kind}}": self._act,
+            f"{one}/also/{{name}}/{{button}}": self._press,
+            f"{one}/also/{{name}}/{{button}}/yes": self._confirmed,
             f"{one}/batches/{{txid:int}}/again": self._again,
             f"{one}/state/{{table}}/why": self._why,
         }
@@ -168,7 +171,10 @@ class App:
         found = self.site.standing(topology_id)
         row = views.standing_row(self.site, found)
         hour = None if row["kind"] == "tracked" or found.missing else last_hour(self.site, topology_id)
-        return self._one("topology", topology_id, "", row=row, found=found, hour=hour)
+        also, problem = views.also_or_why_not(self.site, topology_id)
+        return self._one(
+            "topology", topology_id, "", row=row, found=found, hour=hour, also=also, problem=problem
+        )
 
     def _timeline(self, request: Request) -> Response:
         topology_id, before = _id(request), _number(request, "before")
@@ -291,11 +297,37 @@ class App:
         )
         return RedirectResponse("/compare", 303)
 
+    def _also(self, request: Request, **more: Any) -> Response:
+        page = views.also(self.site, _id(request), request.path_params["name"])
+        given = {
+            "page": page,
+            "told": page.told,
+            "question": None,
+            "pressed": None,
+            "data": None,
+            "live": None,
+        }
+        return self._one("also", _id(request), "", **(given | more))
+
+    def _press(self, request: Request, form: Form) -> Response:
+        """Do what only looks; ask before all else."""
+        name, pressed = str(request.path_params["name"]), str(request.path_params["button"])
+        button = views.button(self.site, _id(request), name, pressed)
+        if button.asked is None:
+            return self._also(request, told=button.done(_client(request)))
+        self._require_operate()
+        return self._also(request, pressed=pressed, question=button.asked())
+
+    def _confirmed(self, request: Request, form: Form) -> Response:
+        self._require_operate()
+        name, pressed = str(request.path_params["name"]), str(request.path_params["button"])
+        told = views.button(self.site, _id(request), name, pressed).done(_client(request))
+        return self._one("done", _id(request), "", done=" ".join(told.words), live=None, data=None)
+
     def _act(self, request: Request, form: Form) -> Response:
         self._require_operate()
         topology_id, kind = _id(request), _kind(request)
-        client = "an unknown address" if request.client is None else request.client.host
-        done = views.act(self.site, topology_id, kind, client, form.get("component", []))
+        done = views.act(self.site, topology_id, kind, _client(request), form.get("component", []))
         return self._one("done", topology_id, "", done=done, live=None, data=None)
 
     def _fsck(self, request: Request, form: Form) -> Response:
@@ -434,6 +466,11 @@ def _id(request: Request) -> str:
         return validate_topology_id(topology_id)
     except TopologyError as error:  # so there is none
         raise UnknownTopologyError(topology_id, str(error)) from error
+
+
+def _client(request: Request) -> str:
+    """Return who asks, for those who want to know later."""
+    return f"page from {'an unknown address' if request.client is None else request.client.host}"
 
 
 def _kind(request: Request) -> str:

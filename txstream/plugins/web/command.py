@@ -46,7 +46,9 @@ def ui(
     ] = None,
     allow_operate: Annotated[
         bool,
-        typer.Option("--allow-operate", help="Also pause, resume, stop, retry, and run batches again, dry."),
+        typer.Option(
+            "--allow-operate", help="Also pause, resume, stop, retry, swap, and run batches again, dry."
+        ),
     ] = False,
     no_token: Annotated[
         bool,

@@ -5,7 +5,8 @@ Invariants.
   look begins anew. While ZooKeeper is away, one look in two seconds tries, and the others are told at once.
 - What many open pages ask for at once is read once (`memo`); an answer is kept for a second or two, an error
   as well. The number of kept answers is bounded.
-- Nothing is written, except requests to drivers (`ask`), which are written as commands write them.
+- Nothing is written, except requests to drivers (`ask`), and by what is behind a button of an installed
+  package (`pages`), as commands write.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstream.cli.asking import ask
+from txstream.core.entry_points import PAGES, every
 from txstream.core.errors import ServiceUnavailableError, TxstreamError, UsageError
 from txstream.inspect.databases import UnknownTopologyError, is_tracked, open_zookeeper
 from txstream.inspect.overview import look, topologies_in
@@ -27,6 +29,7 @@ from txstream.settings import Settings
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
+    from txstream.inspect.pages import Page
     from txstream.inspect.records import FsckReport, TopologySummary
     from txstream.inspect.snapshot import Snapshot
     from txstream.zookeeper import ZooKeeper
@@ -163,6 +166,17 @@ class Site:
         except TxstreamError:
             return False
 
+    def pages(self, topology_id: str) -> Mapping[str, Page]:
+        """Return what installed packages add about a topology, by name."""
+
+        def read() -> Mapping[str, Page]:
+            with self.zookeeper() as zookeeper:
+                made = every(PAGES, "page")
+                found = [page for pages in made for page in pages(self.settings, zookeeper, topology_id)]
+            return {page.name: page for page in found}
+
+        return self.memo(("pages", topology_id), read)
+
     def mark(self, topology_id: str | None) -> str:
         """Return a text that changes when a page about a topology, or about all of them, would show something
         else. An outage is such a change."""
@@ -184,15 +198,12 @@ class Site:
             raise UsageError(f"the code of topology {topology_id!r} is not known here")
         return self._code(topology_id)
 
-    def ask(
-        self, topology_id: str, kind: str, body: Mapping[str, Any], client: str
-    ) -> Mapping[str, Any] | None:
-        """Ask the driver, as a command does, for whoever is at the address `client`. Raises NotRunningError,
+    def ask(self, topology_id: str, kind: str, body: Mapping[str, Any], by: str) -> Mapping[str, Any] | None:
+        """Ask the driver, as a command does, for `by`. Raises NotRunningError,
         UsageError if the driver refuses, and ServiceUnavailableError if it does not answer."""
         with self.zookeeper() as zookeeper:
             if topology_id not in zookeeper.topologies():
                 raise UnknownTopologyError(topology_id)
-            by = f"page from {client}"
             return ask(zookeeper, topology_id, kind, body, _ANSWER_SECONDS, later=False, by=by)[1]
 
 

@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstream import inspect
 from txstream.cli.asking import NotRunningError
-from txstream.core.errors import ServiceUnavailableError, StateTableError, TxstreamError, UsageError
+from txstream.core.errors import (
+    LeaderExistsError,
+    ServiceUnavailableError,
+    StateTableError,
+    TxstreamError,
+    UsageError,
+)
 from txstream.core.transaction import epoch_of, sequence_of
 from txstream.core.wording import in_order
 from txstream.inspect.health import Word, outages
@@ -35,11 +41,17 @@ from txstream.plugins.compare import kept
 
 if TYPE_CHECKING:
     from txstream.core.failing_batch import FailingBatch, Wait
+    from txstream.inspect.pages import Button, Page
     from txstream.inspect.records import Batch, MissingDatabase, TopologySummary
     from txstream.plugins.web.site import Site
     from txstream.zookeeper.notes import Note
 
 T = TypeVar("T")
+
+
+class UnknownPageError(TxstreamError):
+    """There is nothing at this address, or not any more."""
+
 
 DEFAULT_BATCHES = 1_000
 MOST_BATCHES = 10_000
@@ -442,9 +454,33 @@ def shown_attempt(attempt: int) -> str:
     return f"{epoch_of(attempt)}.{sequence_of(attempt)}"
 
 
-def act(site: Site, topology_id: str, kind: str, client: str, components: Sequence[str] = ()) -> str:
-    """Ask the driver for who is at the address `client`, and return what it did in a sentence."""
-    told = site.ask(topology_id, kind, {"components": list(components)} if components else {}, client)
+def also_or_why_not(site: Site, topology_id: str) -> tuple[list[Page], str | None]:
+    """Return what installed packages have of a topology, or why that is not known."""
+    try:
+        return list(site.pages(topology_id).values()), None
+    except TxstreamError as error:
+        return [], f"what else there is of {topology_id} is not known: {error}"
+
+
+def also(site: Site, topology_id: str, name: str) -> Page:
+    """Return one of these pages."""
+    page = site.pages(topology_id).get(name)
+    if page is None:
+        raise UnknownPageError(f"topology {topology_id!r} has no page {name!r} now")
+    return page
+
+
+def button(site: Site, topology_id: str, name: str, pressed: str) -> Button:
+    """Return a button of one of them."""
+    found = also(site, topology_id, name).buttons.get(pressed)
+    if found is None:
+        raise UnknownPageError(f"the page {name!r} has no button {pressed!r}")
+    return found
+
+
+def act(site: Site, topology_id: str, kind: str, by: str, components: Sequence[str] = ()) -> str:
+    """Ask the driver for `by`, and return what it did in a sentence."""
+    told = site.ask(topology_id, kind, {"components": list(components)} if components else {}, by)
     if kind == "pause":
         after = (told or {}).get("after")
         return f"{topology_id} is paused" + (
@@ -470,6 +506,8 @@ STATUS_OF = (
     (inspect.UnknownTxidError, 404),
     (StateTableError, 404),
     (kept.UnknownComparisonError, 404),
+    (UnknownPageError, 404),
+    (LeaderExistsError, 409),
     (NotRunningError, 409),
     (UsageError, 400),
     (ServiceUnavailableError, 503),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
@@ -71,6 +71,8 @@ class Tumbling:
     grace: str = "0s"
     zone: str = "UTC"
     origin: datetime | None = None
+
+    column_of: ClassVar[str] = "WindowState, which asks what becomes of late records (late=)"
 
     def __post_init__(self) -> None:
         named = f"{type(self).__name__}({self.size!r})"

@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, Table, case, delete, false, insert, select, true, update
+from sqlalchemy import Connection, Table, case, delete, false, func, insert, select, true, update
 
 from txstream.api.reducers import Custom
 from txstream.api.retention import limit_of
@@ -99,9 +99,14 @@ class TableWriter:
         """See `StateTransaction.keep_changes`."""
         state, columns = self.spec.state, self._table.c
         gone: Any = columns[REMOVED] if state.removed_by is not None else false()
+        values = [columns[name] for name in state.shown_names]
+        if state.keeps_versions:
+            values = [self._prev(name) for name in state.shown_names]
+            created = columns.get(PREV_TXID_COLUMN, self._prev(state.value_names[0])).is_(None)
+            gone = created if state.removed_by is None else func.coalesce(self._prev(REMOVED), true())
         names = (*state.key_names, *state.shown_names)
-        rows = select(columns[TXID_COLUMN], columns[TXID_COLUMN], *(columns[name] for name in names), gone)
-        here = rows.where(columns[TXID_COLUMN] == txid)
+        keys = [columns[name] for name in (TXID_COLUMN, TXID_COLUMN, *state.key_names)]
+        here = select(*keys, *values, gone).where(columns[TXID_COLUMN] == txid)
         connection.execute(insert(self._changes).from_select([TXID_COLUMN, BATCH, *names, GONE], here))
 
     def remove_expired(self, connection: Connection, horizon: int, most: int, answered: Touch) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from txstream.api.reducers import Max, Put, Sum
-from txstream.api.state import SqlState, SqlTable
+from txstream.api.state import GONE, SqlState, SqlTable
 from txstream.core.errors import StaleAttemptError, StateTableError, UsageError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import TransactionAttempt, Txid, attempt_id
@@ -371,6 +371,52 @@ def changes_are_kept(life: Life) -> None:
     holds(first, second)
     one.commit(3, rows(again))
     holds(first, second, again)
+
+
+class _Kept:
+    """A place for changes that are what rows were before."""
+
+    keeps_versions = True
+
+
+@CHECKS.promise(
+    "versions-are-kept",
+    "If a table keeps versions, what is copied of each row is what it was before the batch, or that there "
+    "was none.",
+    "copy the prev values, and not those that the batch has left (`SqlState.keeps_versions`)",
+)
+def versions_are_kept(trial: StateTrial) -> None:
+    life = trial.life()
+    if not life.store.keeps_changes:
+        raise NotApplicableError("the store keeps no changes (keeps_changes)")
+    gone = "gone" if life.store.hides_removed else None
+    options: dict[str, Any] = {"key": "word string", "value": "n bigint", "changes_to": _Kept()}
+    for made in (
+        SqlState(f"v_{trial.name()}", **options),
+        SqlTable(f"w_{trial.name()}", on_conflict="replace", removed_by=gone, **options),
+    ):
+        changes, removes = made.changes, made.removed_by is not None
+        assert changes is not None
+        both = [(one, {name: Put() for name in one.value_names}) for one in (made, changes)]
+        specs = tuple(TableSpec(one, Semantics.OPAQUE, put) for one, put in both)
+        here = trial.stranger(Semantics.OPAQUE, specs).join()
+        undone: dict[str, int | None] = {"b": 1} if isinstance(made, SqlTable) else {"a": 1, "b": 1}
+        expected: dict[int, dict[str, int | None]] = {}
+        steps: tuple[tuple[int, dict[str, tuple[int, bool]], dict[str, int | None]], ...] = (
+            (1, {"a": (1, False), "b": (1, False)}, {"a": None, "b": None}),
+            (2, {"a": (2, False), "b": (2, True)}, {"a": 1, "b": 1}),
+            (2, {"b": (3, True)}, undone),
+            (3, {"b": (4, False), "c": (1, False)}, {"b": None if removes else 3, "c": None}),
+        )
+        for txid, written, versions in steps:
+            here.commit(txid, {word: row if removes else row[0] for word, row in written.items()})
+            expected[txid] = versions
+            found: dict[int, dict[str, int | None]] = {}
+            with here.store.read_state(here.topology) as reading:
+                for row in reading.written_since(changes.table, 1):
+                    value = None if row.value[GONE] else row.value["n"]
+                    found.setdefault(row.txid or 0, {})[row.key["word"]] = value
+            trial.require("the versions that are kept, by txid", expected, found)
 
 
 # --- for display -------------------------------------------------------------------------------------------

@@ -273,7 +273,13 @@ class StoreBackend(StateBackend):
         rules, kept = self._rules(spec), layout.rows_space(spec.state.changes.table)
         shown = len(spec.state.shown_names)
         for key, stored in list(here.scan(self._rows(here, spec))):
-            if stored[2] == txid:
+            if stored[2] != txid:
+                continue
+            if spec.state.keeps_versions:
+                before = rules.was_there(stored[1])
+                values = (*((None,) * shown if before is None else before[:shown]), before is None)
+                here.put(kept, (*key, txid), (values, None, txid))
+            else:
                 values = (*stored[0][:shown], rules.is_gone(stored))
                 here.put(kept, (txid, *key), (values, None, txid))
 

@@ -93,9 +93,9 @@ class RowRules:
     def _replaced(self, stored: RowValues, row: Values) -> Values:
         """Return what a row becomes. A removed one has at its end the `prev` of the row that was there."""
         gone = self.is_gone((row, None, None)) and not self.is_gone(stored)
-        return (*row, self._prev_there(stored[1])) if gone and self.spec.keeps_prev else row
+        return (*row, self.was_there(stored[1])) if gone and self.spec.keeps_prev else row
 
-    def _prev_there(self, prev: Values | None) -> Values | None:
+    def was_there(self, prev: Values | None) -> Values | None:
         """Return the values before, unless that row was a removed one."""
         return None if prev is None or self.is_gone((prev, None, None)) else prev
 
@@ -195,7 +195,7 @@ class RowRules:
     def columns(self, key: Key, stored: RowValues) -> dict[str, Any]:
         """Return a row as a SQL table of this declaration would show it, by column."""
         state, (values, prev, txid) = self.spec.state, stored
-        prev = self._prev_there(prev)
+        prev = self.was_there(prev)
         row = dict(zip(state.key_names, key, strict=True))
         for place, name in enumerate(state.shown_names):
             row[name] = values[place]
@@ -214,7 +214,7 @@ class RowRules:
         return StoredRow(
             dict(zip(state.key_names, key, strict=True)),
             self._shown(values),
-            None if not knows_before or (before := self._prev_there(prev)) is None else self._shown(before),
+            None if not knows_before or (before := self.was_there(prev)) is None else self._shown(before),
             None if txid is None else Txid(txid),
             unfinished,
             self.is_gone(stored),

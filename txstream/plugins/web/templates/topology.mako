@@ -3,7 +3,7 @@
 <%def name="title()">${id} · txstream</%def>
 <% status = found.status %>\
 <h1>${id} <span class="state ${row["state"].replace(" ", "-")}">${row["state"]}</span></h1>
-${problems(row["missing"])}
+${problems(row["missing"] + ([problem] if problem else []))}
 % if row["health"] and row["health"] != row["state"]:
 <p class="alert">${row["health"][:1].upper()}${row["health"][1:]}. ${remedy_link(remedy_of(row["health"]))}</p>
 % endif
@@ -35,6 +35,9 @@ ${row["lag_unknown"] or "records"}
 </small></div>
 <div class="tile"><span>open plans</span><b>${len(row["stored_plans"])}</b><small>${", ".join(map(str, row["stored_plans"][:6])) or "none is stored"}</small></div>
 <div class="tile"><span>dead letters</span><b>${shown(row["dead_letters"])}</b><small><a href="${address(id, "failures")}">failures</a></small></div>
+% for name, txids in sorted(status.behind.items()):
+<div class="tile"><span>${name} leaves</span><b>${shown(txids)}</b><small>txids behind</small></div>
+% endfor
 % if row["watermark"] or row["watermark_held_by"]:
 <div class="tile"><span>windows closed up to</span><b>${moment(row["watermark"]) or "-"}</b><small>\
 % if row["watermark_held_by"]:
@@ -73,6 +76,9 @@ ${"in " + ", ".join(found.places) if found.places else "no database yet"}</dd>
 % endif
 <dt>life</dt><dd><code>${status.uuid}</code></dd>
 </dl>
+% for page in also:
+<p><a href="${address(id, "also", page.name)}">${page.words}</a></p>
+% endfor
 </section>
 % if operate:
 <section>
