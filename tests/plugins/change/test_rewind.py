@@ -465,8 +465,10 @@ def test_a_savepoint_is_dropped_before_a_rewind_to_it_begins_or_after_it_is_done
     rows, read, looks = rig.all_rows(), savepoints.saved_in, list[str]()
 
     def drop(step: str) -> None:
+        """Begin to drop it, and die."""
         if step == "plans dropped":
-            drop_savepoint("words", "monday", rig.settings)
+            with pytest.raises(Died):
+                drop_savepoint("words", "monday", rig.settings)
 
     def look(*of: Any) -> Any:
         """Look at what is to be dropped; a rewind to it begins before it is."""
@@ -479,6 +481,7 @@ def test_a_savepoint_is_dropped_before_a_rewind_to_it_begins_or_after_it_is_done
 
     with monkeypatch.context() as patch:
         patch.setattr(rewinding, "_reached", drop)
+        patch.setattr(savepoints, "_reached", partial(die_at, "marked"))
         with pytest.raises(UsageError, match=r"'monday' of txid 2 of topology 'words' is not in .* any more"):
             go_back(rig, "monday")
     assert (rig.all_rows(), len(ledger(rig, 0))) == (rows, 4), "nothing was changed"

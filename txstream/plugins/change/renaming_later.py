@@ -4,6 +4,7 @@ Invariants. The ledger's row comes first, in the transaction that a swap is: it 
 names change at once, by one RENAME TABLE, and with them that of a table without rows, the mark. As long as
 the mark has its first name, the tables have theirs; with its second, old indexes and views may be left;
 without it, all is done. So whoever finds the row in the ledger, the command or the next start, finishes it.
+A mark without a row is of a swap that has not begun, and its comment says whose: a start drops it.
 Views and grants follow the name by themselves here.
 """
 
@@ -17,7 +18,7 @@ from sqlalchemy.schema import SetTableComment
 
 from txstream.plugins.change import kept, renaming
 from txstream.plugins.change.renaming import Pair
-from txstream.state import BatchRecord, StateDatabase
+from txstream.state import BatchRecord, StateDatabase, TopologyLife
 from txstream.state.declarations import Owner
 from txstream.state.sql import tables as state_tables
 
@@ -32,6 +33,11 @@ _HINDRANCES: Final = (
 )
 _VIEWS: Final = (
     "SELECT table_name, view_definition FROM information_schema.views WHERE table_schema = DATABASE()"
+)
+
+_LEFT: Final = (
+    "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE() "
+    "AND table_name LIKE 'txstream!_swap!_!_%' ESCAPE '!' AND table_comment = :uuid"
 )
 
 
@@ -60,13 +66,14 @@ def hindrances(connection: Connection, pairs: Sequence[Pair]) -> list[tuple[str,
     return found
 
 
-def prepare(database: StateDatabase, pairs: Sequence[Pair], fork: str) -> None:
+def prepare(database: StateDatabase, pairs: Sequence[Pair], life: TopologyLife, fork: str) -> None:
     """Make the mark and the table of what is kept, and give the tables that come in the comments of those
     whose names they take, and indexes of the names that a start asks for. As often as it is called."""
     with database.sessions.writing("preparing a swap") as (connection, _):
         database.sessions.dialect.lock_definitions(connection)
-        _table(_marks(fork)[1]).drop(connection, checkfirst=True)
-        _table(_marks(fork)[0]).create(connection, checkfirst=True)
+        for mark in _marks(fork):
+            _table(mark).drop(connection, checkfirst=True)
+        _table(_marks(fork)[0], life.uuid).create(connection)
         kept.kept.create(connection, checkfirst=True)
         for pair in (one.stored for one in pairs):
             if pair.incoming is None:
@@ -82,6 +89,19 @@ def prepare(database: StateDatabase, pairs: Sequence[Pair], fork: str) -> None:
             comment = inspect(connection).get_table_comment(pair.name)["text"]
             if comment:
                 connection.execute(SetTableComment(Table(pair.incoming, MetaData(), comment=comment)))
+
+
+def clear(database: StateDatabase, life: TopologyLife) -> None:
+    """Drop the marks of the topology's swaps that have not begun, and never will."""
+    with database.sessions.reading("what is left of its swaps") as connection:
+        left = connection.execute(text(_LEFT), {"uuid": life.uuid}).scalars().all()
+    row = database.last_batch(life.topology) if left else None
+    if row is None or MOVES in row.details:  # that one has begun
+        return
+    with database.sessions.writing("clearing what is left of its swaps") as (connection, _):
+        database.sessions.dialect.lock_definitions(connection)
+        for name in left:
+            _table(name).drop(connection, checkfirst=True)
 
 
 def finish(
@@ -137,8 +157,8 @@ def _marks(fork: str) -> tuple[str, str]:
     return f"txstream_swap__{fork}", f"txstream_swapped__{fork}"
 
 
-def _table(name: str) -> Table:
-    return Table(name, MetaData(), Column("id", Integer, primary_key=True))
+def _table(name: str, comment: str | None = None) -> Table:
+    return Table(name, MetaData(), Column("id", Integer, primary_key=True), comment=comment)
 
 
 def _columns(connection: Connection, table: str) -> list[str]:

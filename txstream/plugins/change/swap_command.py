@@ -21,12 +21,19 @@ def register(app: typer.Typer) -> None:
 
 
 def settle(unsettled: Unsettled) -> None:
-    """Finish a swap that a crash has broken off."""
+    """Finish a swap that a crash has broken off, and clear what is left of one that has not begun."""
+    from txstream.state import StateDatabase
+
     rows = [one.last_batch() for one in unsettled.states]
     if any(row is not None and "swap" in row.details for row in rows):
         from txstream.plugins.change.swapping import settle as finish
 
         finish(unsettled)
+    for one in unsettled.states:
+        if isinstance(one.store, StateDatabase) and one.store.sessions.dialect.name == "mysql":
+            from txstream.plugins.change.renaming_later import clear
+
+            clear(one.store, one.life)
 
 
 def swap(

@@ -443,7 +443,7 @@ def _swap_one(
     moves: dict[str, Any] = {}
     if not renaming.undoes_renaming(dialect):
         pairs = pairs_of(database, life.topology, planned)
-        renaming_later.prepare(database, pairs, fork)
+        renaming_later.prepare(database, pairs, life, fork)
         moves = {renaming_later.MOVES: [[one.name, one.incoming, one.kept, one.shown] for one in pairs]}
         _reached("prepared")
     with database.sessions.writing(doing, patient=True) as (connection, answered):
