@@ -210,8 +210,8 @@ def test_a_fork_is_compared_and_swapped_from_the_page(
         page = looking.page
         page.goto(f"/topologies/{unique}")
         page.click(f"text={unique} and its fork {fork}")
-        assert "200 records behind it" in page.inner_text("main")
-        code = launcher.word_count_arguments(unique, unique, unique)
+        page.wait_for_selector("text=200 records behind it")
+        code = alone.word_count_arguments(unique, unique, unique)
         del code[code.index("--id") : code.index("--id") + 2]
         assert alone.run(*code, "--as", fork).status == 0
         assert "as far as it" in looking.look(f"/topologies/{fork}/also/fork-{fork}")
