@@ -406,7 +406,12 @@ def test_a_rewind_that_somebody_has_overtaken_puts_nothing_back(
     create_savepoint("words", "monday", rig.settings)
     more(rig)
     rows = rig.all_rows()
-    monkeypatch.setattr(rewinding, "_reached", lambda step: step == "plans dropped" and test.restart())
+
+    def overtake(step: str) -> None:
+        if step == "plans dropped":
+            test.restart()
+
+    monkeypatch.setattr(rewinding, "_reached", overtake)
     with pytest.raises(StaleAttemptError):
         go_back(rig, "monday")
     assert (rig.all_rows(), len(ledger(rig, 0))) == (rows, 4)
