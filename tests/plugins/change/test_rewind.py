@@ -307,8 +307,6 @@ def test_windows_close_after_a_rewind_when_they_would_have(
         first = watermarks()[2]
         assert first is not None, "by what batch 1 has told"
         test.crash()
-        with sqlite3.connect(file) as connection:  # as it is once the ledger is pruned
-            connection.execute("DELETE FROM txstream_batch WHERE txid = 1")
         store = MemoryProgress(test._control.driver._world.tree, "t", MetaCodec(MemoryRange))
         identity = store.read_identity()
         assert identity is not None
@@ -409,11 +407,11 @@ def test_a_rewind_that_somebody_has_overtaken_puts_nothing_back(
     more(rig)
     rows = rig.all_rows()
 
-    def another_leads(step: str) -> None:
+    def overtake(step: str) -> None:
         if step == "plans dropped":
             test.restart()
 
-    monkeypatch.setattr(rewinding, "_reached", another_leads)
+    monkeypatch.setattr(rewinding, "_reached", overtake)
     with pytest.raises(StaleAttemptError):
         go_back(rig, "monday")
     assert (rig.all_rows(), len(ledger(rig, 0))) == (rows, 4)
