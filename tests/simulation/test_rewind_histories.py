@@ -47,8 +47,9 @@ SIGNS = (
 
 
 def test_what_was_undone_is_gone_and_the_rest_counts_once() -> None:
-    worlds = [simulate_rewinds(seed, OPAQUE, 2) for seed in (4, 7)]
-    assert all(any(one) for one in zip(*((w.rewinds, w.crashes) for w in worlds), strict=True))
+    world = simulate_rewinds(4, OPAQUE, 2)
+    assert world.rewinds
+    assert world.crashes
 
 
 @pytest.mark.soak

@@ -398,6 +398,7 @@ def test_a_driver_of_before_writes_nothing_into_a_rewound_table(rig: SavedRig) -
     assert rig.all_rows() == rewound
 
 
+@pytest.mark.soak
 def test_a_rewind_that_somebody_has_overtaken_puts_nothing_back(
     rig: SavedRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
