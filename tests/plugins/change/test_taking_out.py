@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,7 +104,7 @@ def test_what_cannot_be_taken_out_is_named() -> None:
     assert before(both, {"n": 1, "m": 7}, {"n": 1, "m": 7}, n=Count(), m=Max("x")) is None
     appended = SqlTable("t", "n bigint", key="k string", on_conflict="fail")
     assert before(appended, {"n": 1}, {"n": 1}) is None
-    refused = [
+    refused: list[tuple[Callable[[], Any], str]] = [
         (
             lambda: before(both, {"n": 2, "m": 7}, {"n": 1, "m": 7}, n=Count(), m=Max("x")),
             "of m nobody knows",

@@ -323,33 +323,43 @@ def _of_table(
             if any(not _is_equal(then[name], now[name]) for name in shared):
                 different += 1
                 largest.add(row(one, "k_", old.key.names, old.key), then, now)
-    equal, left_out, why = counts[0] - only[0] - different, 0, set[str]()
+    equal, left_out, reasons = counts[0] - only[0] - different, 0, set[str]()
     for key in moved:
         stored = [one.find(table.name, key) for one, table in zip(readings, both, strict=True)]
         equal -= stored[0] is not None
         try:
-            then, now = (
-                _shown(one, table.name, key, found_now, shared)
-                for one, table, found_now in zip(beyond, both, stored, strict=True)
+            was, is_now = (
+                _shown(one, table.name, key, here, shared)
+                for one, table, here in zip(beyond, both, stored, strict=True)
             )
         except LeftOutError as error:
             left_out += 1
-            why.add(str(error))
+            reasons.add(str(error))
             continue
-        if then is None and now is None:
+        if was is None and is_now is None:
             continue
-        if then is not None and now is not None and all(_is_equal(then[name], now[name]) for name in shared):
+        if was is None or is_now is None:
+            only[0 if is_now is None else 1] += 1
+        elif all(_is_equal(was[name], is_now[name]) for name in shared):
             equal += 1
             continue
-        only[0] += now is None
-        only[1] += then is None
-        different += then is not None and now is not None
-        largest.add(dict(zip(old.key.names, key, strict=True)), then, now)
+        else:
+            different += 1
+        largest.add(dict(zip(old.key.names, key, strict=True)), was, is_now)
     if left_out:
-        told = f"{counted(left_out, 'row')} left out: {'; '.join(sorted(why))}"
+        told = f"{counted(left_out, 'row')} left out: {'; '.join(sorted(reasons))}"
         note = told if note is None else f"{note}; {told}"
     return TableDifference(
-        old.name, equal, *only, different, added, removed, None, note, largest.found(), left_out
+        old.name,
+        equal,
+        only[0],
+        only[1],
+        different,
+        added,
+        removed,
+        note=note,
+        rows=largest.found(),
+        left_out=left_out,
     )
 
 
