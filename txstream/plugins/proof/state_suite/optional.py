@@ -382,8 +382,7 @@ class _Kept:
 
 @CHECKS.promise(
     "versions-are-kept",
-    "If a table keeps versions, what is copied of each row is what it was before the batch, or that there "
-    "was none.",
+    "If a table keeps versions, a row's copy is what it was before the batch, or says that there was none.",
     "copy the prev values, and not those that the batch has left (`SqlState.keeps_versions`)",
 )
 def versions_are_kept(trial: StateTrial) -> None:
