@@ -183,8 +183,9 @@ def test_spark_and_duckdb_read_what_spark_has_written(
         table = DeltaTable(lake, version=version_of(lake, unique, last))
         orders = table.to_pyarrow_dataset()
         assert orders  # the name is DuckDB's, too
-        found = duckdb.sql("SELECT customer, day, amount FROM orders ORDER BY customer").fetchall()
-        assert found == sofar, f"as of txid {last}"
+        asked = duckdb.sql("SELECT customer, day, amount FROM orders ORDER BY customer")
+        assert asked is not None
+        assert asked.fetchall() == sofar, f"as of txid {last}"
         if last in (txids[2], txids[len(txids) // 2], txids[-1]):
             read = subprocess.run([sys.executable, "-c", BY_SPARK, *table.file_uris()], capture_output=True)
             assert read.returncode == 0, read.stderr

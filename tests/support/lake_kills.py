@@ -52,7 +52,7 @@ class DyingBolt(DeltaTableBolt):
                 )
                 return SimpleNamespace(_handler=opened)
 
-            Place.files = half  # type: ignore[method-assign]  # this process ends
+            Place.files = half  # type: ignore[assignment,method-assign]  # this process ends
         found = super().deltas()
         if self._parts and is_first(self.died / "behind-its-files"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -87,7 +87,7 @@ def topology(
     workers_died: str = "",
 ) -> Topology:
     if workers_died:
-        orders_in_lake.DeltaTableBolt = partial(DyingBolt, died=Path(workers_died))  # type: ignore[misc,assignment]
+        orders_in_lake.DeltaTableBolt = partial(DyingBolt, died=Path(workers_died))  # type: ignore[attr-defined,assignment]
     die_at(dies, signal.SIGSTOP if freezes else signal.SIGKILL, DIES)
     return orders_in_lake.topology(
         lake,
