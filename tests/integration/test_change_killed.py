@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, inspect, text
+from support.kafka_topics import wait_until
 from support.runs import Launcher, Outcome
 from support.texts import create_topic, produce
 
@@ -75,6 +76,16 @@ SWAP_LATER = [
     *("indexes dropped", "database 0 swapped", "database 1 recorded", "database 1 swapped", "advanced"),
     "identity replaced",
 ]
+# The transactions that are open in a database.
+_OPEN = {
+    "postgresql": "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+    "AND state LIKE 'idle in transaction%'",
+    **dict.fromkeys(
+        ("mysql", "mariadb"),
+        "SELECT p.id FROM information_schema.innodb_trx t JOIN information_schema.processlist p "
+        "ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE()",
+    ),
+}
 
 
 class Desk:
@@ -93,7 +104,16 @@ class Desk:
         self.run("n")
         self.zombie = self.launcher.start("run", *self.code("n"), "--session-timeout", "1")
         self.zombie.wait_for_line("is running")
+        wait_until(self._is_frozen, "the driver is frozen outside of a transaction", 60)
+
+    def _is_frozen(self) -> bool:
+        """Freeze the driver, unless it is in a transaction, whose locks would stay."""
         os.kill(self.zombie.process.pid, signal.SIGSTOP)
+        query = _OPEN.get(self.engines[0].dialect.name)
+        if query is None or not any(self.asked(number, query) for number in (0, 1)):
+            return True
+        os.kill(self.zombie.process.pid, signal.SIGCONT)
+        return False
 
     def produce(self, number: int) -> None:
         words = [f"w{one % 7}" for one in range(len(self.words), len(self.words) + number)]
