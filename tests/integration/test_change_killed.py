@@ -93,10 +93,7 @@ class Desk:
 
     def __init__(self, launcher: Launcher, urls: list[str], name: str) -> None:
         self.launcher, self.urls, self.name = replace(launcher.without_spark, database=urls[0]), urls, name
-        # Only a transaction that is over is gone: MySQL's sessions begin one by themselves.
-        self.engines: list[Engine] = [
-            create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT") for url in urls
-        ]
+        self.engines: list[Engine] = [create_engine(url, poolclass=NullPool) for url in urls]
         (self.launcher.directory / "changed.py").write_text(MODULE, encoding="utf-8")
         create_topic(self.launcher.services.kafka, name, 2)
         self.words: list[str] = []
@@ -274,6 +271,7 @@ def read_all_the_while(desk: Desk) -> Iterator[None]:
             with desk.engines[number].connect() as connection:
                 while not over.is_set() or not asked[number]:
                     total, rows = connection.execute(query).one()
+                    connection.commit()  # a transaction that stays open would keep the name
                     assert rows == 7, rows
                     assert total >= last, f"the total was {last} and is {total}"
                     last, asked[number] = int(total), asked[number] + 1
