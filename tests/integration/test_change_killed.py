@@ -102,6 +102,7 @@ class Desk:
         self.zombie = self.launcher.start("run", *self.code("n"), "--session-timeout", "1")
         self.zombie.wait_for_line("is running")
         wait_until(self._is_frozen, "the driver is frozen outside of a transaction", 60)
+        self.run("n")  # once the session of the frozen one has ended; commands do not wait for that
 
     def _is_frozen(self) -> bool:
         """Freeze the driver, unless it is in a transaction, whose locks would stay."""
