@@ -7,42 +7,21 @@ partition of the topic. Results a batch at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from kafka import KafkaProducer
 
 from txstream.core.dead_letters import SentLetter
-from txstream.core.errors import ServiceUnavailableError
+from txstream.spouts.kafka.many_records import (
+    Headers,
+    Records,
+    for_many_records,
+    partitions_of,
+    produce,
+    require_sent,
+)
 from txstream.spouts.kafka.options import check_files
-
-REWIND = b"txstream-rewind"
-"""The key of a record without a value that tells each partition of a rewind."""
-
-Headers = Sequence[tuple[str, bytes]]
-Records = Sequence[tuple[bytes | None, bytes | None, Headers]]
-"""Key, value and headers of each."""
-
-
-def partitions_of(producer: Any, topic: str) -> list[int]:
-    """Return a topic's partitions. Raises ServiceUnavailableError if it has none, or no broker answers."""
-    found = producer.partitions_for(topic)
-    if not found:
-        raise ServiceUnavailableError(f"Kafka has no topic {topic!r}, or does not answer")
-    return sorted(found)
-
-
-def produce(
-    producer: Any, topic: str, records: Records, partitions: Sequence[int], to_each: Headers | None
-) -> list[Any]:
-    """Send records, each to the partition of its key, and one with these headers to each partition; return
-    their futures."""
-    sent = [producer.send(topic, value, key, headers=list(headers)) for key, value, headers in records]
-    if to_each is not None:
-        sent += [
-            producer.send(topic, None, REWIND, headers=list(to_each), partition=one) for one in partitions
-        ]
-    return sent
 
 
 class KafkaLetterTopic:
@@ -58,7 +37,7 @@ class KafkaLetterTopic:
         timeout_ms = int(timeout_seconds * 1000)
         request_ms = options.get("request_timeout_ms", timeout_ms)
         self._producer = KafkaProducer(
-            **{**options, "request_timeout_ms": request_ms},
+            **{**for_many_records(), **options, "request_timeout_ms": request_ms},
             # The producer gives a record up by itself, so that none is sent behind its successors.
             delivery_timeout_ms=max(timeout_ms, request_ms),
             bootstrap_servers=[server.strip() for server in bootstrap.split(",")],
@@ -86,9 +65,7 @@ class KafkaLetterTopic:
         to each partition; return once all of them are acknowledged. The txid does not matter."""
         partitions = partitions_of(self._producer, self._topic)
         sent = produce(self._producer, self._topic, records, partitions, to_each)
-        self._producer.flush(timeout=2 * self._timeout_seconds)
-        for one in sent:
-            one.get(timeout=0)
+        require_sent(self._producer, sent, 2 * self._timeout_seconds)
 
     def close(self) -> None:
         self._producer.close(timeout=0)

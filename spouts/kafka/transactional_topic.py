@@ -18,7 +18,14 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import TopicAlreadyExistsError
 
 from txstream.core.errors import ServiceUnavailableError
-from txstream.spouts.kafka.letter_topic import Headers, Records, partitions_of, produce
+from txstream.spouts.kafka.many_records import (
+    Headers,
+    Records,
+    for_many_records,
+    partitions_of,
+    produce,
+    require_sent,
+)
 from txstream.spouts.kafka.options import check_files
 
 CONTROL = {"cleanup.policy": "compact", "segment.bytes": str(1 << 20)}
@@ -54,7 +61,7 @@ class TransactionalTopic:
         }
         self._make_control()
         self._producer = KafkaProducer(
-            **self._options,
+            **{**for_many_records(), **self._options},
             transactional_id=transactional_id,
             transaction_timeout_ms=int(TRANSACTION_TIMEOUT_SECONDS * 1000),
             acks="all",
@@ -81,9 +88,7 @@ class TransactionalTopic:
             sent = produce(self._producer, self._topic, records, partitions, to_each)
             marker = json.dumps({"life": self._life, "txid": txid}).encode()
             sent.append(self._producer.send(self._control.topic, marker, self._key, partition=0))
-            self._producer.flush(timeout=2 * self._timeout_seconds)
-            for one in sent:
-                one.get(timeout=0)
+            require_sent(self._producer, sent, 2 * self._timeout_seconds)
         except BaseException:
             with contextlib.suppress(Exception):  # the next one to connect ends it, or else the broker
                 self._producer.abort_transaction()

@@ -8,6 +8,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from support.runs import Launcher, RunningCommand
 from support.texts import create_topic
 
 from txstream import reading
-from txstream.plugins.local.embedded import Services
+from txstream.plugins.local.embedded import EmbeddedKafka, Services
 from txstream.plugins.monitoring import exposition_of_ledgers
 from txstream.settings import Settings
 
@@ -214,11 +215,8 @@ def check_exactly_once(
     sent = consume(services.kafka, f"{name}-changes", name, "read_committed")
     assert first_times(sent) == sent
     check_whole(sent, orders, table_of(postgres, name))
-    admin = KafkaAdminClient(bootstrap_servers=services.kafka)
-    by_broker = admin.list_transactions().values()
-    found = {one.transactional_id: one.state for ones in by_broker for one in ones}
-    admin.close()
-    assert found[f"txstream-{name}-{name}-changes"] in ("CompleteCommit", "CompleteAbort", "Empty")
+    state = states_by_id(services.kafka)[f"txstream-{name}-{name}-changes"]
+    assert state in ("CompleteCommit", "CompleteAbort", "Empty")
 
 
 @pytest.mark.soak
@@ -257,6 +255,58 @@ def test_a_reader_of_what_is_committed_gets_each_change_once(
     check_exactly_once(services, postgres, unique, orders)
     checked = launcher.run("fsck", unique)
     assert checked.status == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_a_broker_that_dies_in_a_transaction_and_one_that_has_forgotten_the_id(
+    services: Services, postgres: PostgresServer, tmp_path: Path, unique: str
+) -> None:
+    """The broker is killed while the driver is in a step of a transaction, and starts again with its files.
+    It forgets a transactional id that nobody uses for some seconds, as others do after a week."""
+    forgets = {
+        "transactional.id.expiration.ms": "3000",
+        "transaction.remove.expired.transaction.cleanup.interval.ms": "200",
+    }
+    with EmbeddedKafka(tmp_path / "own", overrides=forgets) as broker:
+        mine = replace(services, kafka=broker.address)
+        create_topics(mine.kafka, unique)
+        orders: list[Order] = []
+        launcher = Launcher(mine, tmp_path, postgres.create_database(unique), {"PYTHONPATH": TESTS})
+        arguments = [
+            *("run", "support.change_kills:topology", "--id", unique, "-p", f"topic={unique}"),
+            *("-p", "exactly_once=true", "--until", "caught-up", "--json", "--session-timeout", "60"),
+        ]
+        for seed, step in enumerate(("begun:2", "produced:2", "flushed-all:2", "not-ended:2", "ended:2")):
+            orders += produce(mine.kafka, unique, seed)
+            sender = launcher.without_spark.start(*arguments, "-p", f"dies={step}", "-p", "how=SIGSTOP")
+            try:
+                wait_until(partial(is_stopped, sender), f"frozen at {step}")
+                broker.stop_broker(1, kill=True)
+                sender.process.send_signal(signal.SIGCONT)
+                broker.start_broker(1)
+                outcome = sender.wait(300)
+                assert outcome.status == 0, f"{step}: {outcome.stderr}"
+            finally:
+                sender.kill()
+        # A broker that was killed may tell an earlier end of its log for a moment, to which a run then comes.
+        outcome = launcher.without_spark.run(*arguments)
+        assert outcome.status == 0, outcome.stderr
+        check_exactly_once(mine, postgres, unique, orders)
+        wait_until(lambda: not states_by_id(mine.kafka), "the id is forgotten")
+        orders += produce(mine.kafka, unique, 9)
+        outcome = launcher.without_spark.run(*arguments)
+        assert outcome.status == 0, outcome.stderr
+        check_exactly_once(mine, postgres, unique, orders)
+
+
+def states_by_id(bootstrap: str) -> dict[str, str]:
+    """Return the state of each transaction that the cluster knows."""
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    by_broker = admin.list_transactions().values()
+    found = {one.transactional_id: one.state for ones in by_broker for one in ones}
+    admin.close()
+    return found
 
 
 def is_stopped(command: RunningCommand) -> bool:

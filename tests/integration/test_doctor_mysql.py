@@ -46,3 +46,20 @@ def test_grants(mariadb: MariaDBServer, unique: str) -> None:
     assert look(mine, "users")["views"].ok
     assert "views" not in look(mine)
     assert not [name for (name,) in mariadb.execute(f"SHOW TABLES IN `{unique}`") if "doctor" in name]
+
+
+def test_triggers_that_may_change_rows_are_named(mariadb: MariaDBServer, unique: str) -> None:
+    url = mariadb.create_database(unique)
+    mariadb.execute(
+        f"CREATE TABLE `{unique}`.sums (n INT PRIMARY KEY)",
+        f"CREATE TRIGGER `{unique}`.audit AFTER INSERT ON `{unique}`.sums FOR EACH ROW SET @n = 1",
+    )
+    assert "triggers" not in look(url)
+    mariadb.execute(
+        f"CREATE TRIGGER `{unique}`.sets BEFORE INSERT ON `{unique}`.sums FOR EACH ROW SET new.n = 1"
+    )
+    found = look(url)["triggers"]
+    assert (found.ok, found.message.partition(", which")[0]) == (
+        True,
+        "note: table sums has the trigger sets",
+    )

@@ -184,14 +184,12 @@ def test_a_group_with_members_is_refused(
 ) -> None:
     fill_topic(services.kafka, unique, make_lines(10), partitions=1)
     consumer = KafkaConsumer(
-        unique,
-        bootstrap_servers=services.kafka,
-        group_id=unique,
-        client_id="somebody",
-        metadata_max_age_ms=1000,  # it may have joined before its broker knew of the topic
-        enable_auto_commit=False,
+        bootstrap_servers=services.kafka, group_id=unique, client_id="somebody", enable_auto_commit=False
     )
     try:
+        # Whoever joins before it knows of the topic is given none of its partitions.
+        wait_until(lambda: consumer.partitions_for_topic(unique), "the topic is known")
+        consumer.subscribe([unique])
         wait_until(lambda: consumer.poll(200) is not None and bool(consumer.assignment()), "somebody joined")
         run = txstream.start(
             topology_of(unique),

@@ -159,7 +159,8 @@ def test_a_driver_that_freezes_before_it_appends_comes_too_late(
 def test_spark_and_duckdb_read_what_spark_has_written(
     services: Services, postgres: PostgresServer, tmp_path: Path, unique: str
 ) -> None:
-    """Drivers on Spark are killed; then Spark's own reader and DuckDB read the table as of some txids."""
+    """Drivers on Spark are killed, then workers that write files. DuckDB then reads the table as of each txid
+    and Spark's own reader as of some, in the lines that the guide has."""
     expected = produce(services.kafka, unique, 480)
     database, lake = postgres.create_database(unique), tmp_path / unique
     launcher = Launcher(services, tmp_path, database, {"PYTHONPATH": TESTS})
@@ -169,19 +170,28 @@ def test_spark_and_duckdb_read_what_spark_has_written(
         *run_of(unique, lake, "-p", "dies=appended:3", "-p", "driver_commit_rows=1"), timeout_seconds=400
     )
     assert killed.status == -signal.SIGKILL, killed.stderr
-    outcome = launcher.run(*run_of(unique, lake), timeout_seconds=400)
+    died = tmp_path / "died"
+    died.mkdir()
+    outcome = launcher.run(*run_of(unique, lake, "-p", f"workers_died={died}"), timeout_seconds=400)
     assert outcome.status == 0, outcome.stderr
+    assert {path.name for path in died.iterdir()} == {"in-a-file", "behind-its-files"}
     committed = in_sql(postgres, unique)
     require_once(lake, committed, expected)
+    named = {Path(uri).resolve() for uri in DeltaTable(lake).file_uris()}
+    there = {
+        path.resolve() for folder in lake.glob("txstream-*") for path in folder.rglob("*") if path.is_file()
+    }
+    assert there == named, "files of undone attempts are left"
     txids = sorted(committed)
-    for last in (txids[2], txids[len(txids) // 2], txids[-1]):
+    for last in txids:
         sofar = sorted(order for txid in txids if txid <= last for order in committed[txid])
         table = DeltaTable(lake, version=version_of(lake, unique, last))
-        read = subprocess.run([sys.executable, "-c", BY_SPARK, *table.file_uris()], capture_output=True)
-        assert read.returncode == 0, read.stderr
-        assert json.loads(read.stdout) == [[customer, str(amount)] for customer, _, amount in sofar]
         orders = table.to_pyarrow_dataset()
-        connection = duckdb.connect()
-        connection.register("orders", orders)
-        found = connection.execute("SELECT customer, day, amount FROM orders ORDER BY customer").fetchall()
-        assert found == sofar
+        assert orders  # the name is DuckDB's, too
+        asked = duckdb.sql("SELECT customer, day, amount FROM orders ORDER BY customer")
+        assert asked is not None
+        assert asked.fetchall() == sofar, f"as of txid {last}"
+        if last in (txids[2], txids[len(txids) // 2], txids[-1]):
+            read = subprocess.run([sys.executable, "-c", BY_SPARK, *table.file_uris()], capture_output=True)
+            assert read.returncode == 0, read.stderr
+            assert json.loads(read.stdout) == [[customer, str(amount)] for customer, _, amount in sofar]

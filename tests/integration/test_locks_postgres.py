@@ -10,6 +10,7 @@ import functools
 import re
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
@@ -43,8 +44,8 @@ class ServerLocks(test_sql_locks.TestLocks):
     lock_timeout: ClassVar[tuple[str, str]]
     """The query for a session's lock timeout, and its answer with a message timeout of ten seconds."""
 
-    def is_waiting(self, url: str) -> bool:
-        """Return whether a session of this database waits for a lock."""
+    def waiting(self, url: str) -> int:
+        """Return how many sessions of this database wait for a lock."""
         raise NotImplementedError
 
     def end_session(self, url: str) -> None:
@@ -73,7 +74,7 @@ class ServerLocks(test_sql_locks.TestLocks):
             held.wait_for(1)
             again = driver.begin if path == "begin" else functools.partial(driver.commit, deltas=None)
             undone = later.submit(again, 2)
-            assert wait_until(lambda: self.is_waiting(rig.url), PATIENCE_SECONDS)
+            assert wait_until(lambda: self.waiting(rig.url) > 0, PATIENCE_SECONDS)
             held.go_on.set()
             assert share.result(PATIENCE_SECONDS) == 2
             undone.result(PATIENCE_SECONDS)
@@ -87,7 +88,7 @@ class ServerLocks(test_sql_locks.TestLocks):
             held.wait_for(1)
             with another(rig) as driver:
                 again = later.submit(driver.commit, 2, {"a": 2})
-                assert wait_until(lambda: self.is_waiting(rig.url), PATIENCE_SECONDS)
+                assert wait_until(lambda: self.waiting(rig.url) > 0, PATIENCE_SECONDS)
                 held.go_on.set()
                 earlier.result(PATIENCE_SECONDS)
                 again.result(PATIENCE_SECONDS)
@@ -98,17 +99,19 @@ class ServerLocks(test_sql_locks.TestLocks):
             assert connection.get_isolation_level() == "READ COMMITTED"
 
     def test_copies_of_a_share_do_not_deadlock(self, rig: Rig) -> None:
-        """Keys are written in one order, whatever order they come in."""
+        """Keys are written in one order, whatever order they come in: else each would have half of them when
+        it waits for the one in the middle."""
         keys = [f"key{number:04}" for number in range(2000)]
         rig.commit(1, dict.fromkeys(keys, 1))
-        for txid in range(2, 6):
-            under = rig.begin(txid)
-            with tasks(2) as pool:
+        under = rig.begin(2)
+        with tasks(2) as pool:
+            with self.middle_held(rig.url, "word_count"):
                 copies = [dict.fromkeys(order, 1) for order in (keys, keys[::-1])]
                 shares = [pool.submit(rig.write, under, copy) for copy in copies]
-                assert [share.result(PATIENCE_SECONDS) for share in shares] == [2000, 2000]
-            rig.end(under)
-        assert set(rig.values().values()) == {5}
+                assert wait_until(lambda: self.waiting(rig.url) == 2, PATIENCE_SECONDS)
+            assert [share.result(PATIENCE_SECONDS) for share in shares] == [2000, 2000]
+        rig.end(under)
+        assert set(rig.values().values()) == {2}
 
     def test_copies_of_a_share_of_several_tables_do_not_deadlock(
         self, database: StateBackend, url: str
@@ -120,13 +123,28 @@ class ServerLocks(test_sql_locks.TestLocks):
         database.of(first.topology, first.uuid, OPAQUE, specs).join(first_run=True)
         keys = [f"key{number:04}" for number in range(2000)]
         writes = [(rig.spec, rig.table_of(dict.fromkeys(keys, 1))) for rig in (first, second)]
-        for txid in range(1, 5):
-            under = first.begin(txid)
-            with tasks(2) as pool:
+        under = first.begin(1)
+        assert first.states.write(under, writes) == 4000
+        first.end(under)
+        under = first.begin(2)
+        with tasks(2) as pool:
+            with self.middle_held(url, "first", "second"):
                 copies = [pool.submit(first.states.write, under, order) for order in (writes, writes[::-1])]
-                assert [copy.result(PATIENCE_SECONDS) for copy in copies] == [4000, 4000]
-            first.end(under)
-        assert set(first.values().values()) == set(second.values().values()) == {4}
+                assert wait_until(lambda: self.waiting(url) == 2, PATIENCE_SECONDS)
+            assert [copy.result(PATIENCE_SECONDS) for copy in copies] == [4000, 4000]
+        first.end(under)
+        assert set(first.values().values()) == set(second.values().values()) == {2}
+
+    @staticmethod
+    @contextlib.contextmanager
+    def middle_held(url: str, *tables: str) -> Iterator[None]:
+        """Hold the row of the key in the middle, until it is certain that both wait."""
+        engine = sa.create_engine(url)
+        with engine.connect() as connection:
+            for table in tables:
+                connection.execute(sa.text(f"SELECT n FROM {table} WHERE word = 'key1000' FOR UPDATE"))
+            yield
+        engine.dispose()
 
     def test_a_task_that_freezes_loses_its_transaction(self, rig: Rig, held: Held) -> None:
         """A lost executor that is frozen inside its transaction would hold the fence for ever. The server
@@ -177,7 +195,7 @@ class ServerLocks(test_sql_locks.TestLocks):
             assert inside.wait(PATIENCE_SECONDS)
             two = pool.submit(fast.commit, 1, {"x": 1})
             try:
-                assert wait_until(lambda: self.is_waiting(rig.url), PATIENCE_SECONDS)
+                assert wait_until(lambda: self.waiting(rig.url) > 0, PATIENCE_SECONDS)
             finally:
                 go_on.set()
             one.result(PATIENCE_SECONDS)
@@ -207,7 +225,7 @@ class ServerLocks(test_sql_locks.TestLocks):
             assert inside.wait(PATIENCE_SECONDS)
             two = pool.submit(fast.commit, 3, {"new": 100, "there": 100})
             try:
-                assert wait_until(lambda: self.is_waiting(rig.url), PATIENCE_SECONDS)
+                assert wait_until(lambda: self.waiting(rig.url) > 0, PATIENCE_SECONDS)
             finally:
                 go_on.set()
             one.result(PATIENCE_SECONDS)
@@ -324,14 +342,14 @@ class TestLocks(ServerLocks):
                     "CREATE TRIGGER loses AFTER INSERT ON word_count FOR EACH ROW EXECUTE FUNCTION loses()"
                 )
                 write = pool.submit(rig.commit, 2, {"lost": 1})
-                assert wait_until(lambda: self.is_waiting(rig.url), PATIENCE_SECONDS)
+                assert wait_until(lambda: self.waiting(rig.url) > 0, PATIENCE_SECONDS)
             with pytest.raises(StateTableError, match="1 of them"):
                 write.result(PATIENCE_SECONDS)
         engine.dispose()
         assert rig.values() == {"a": 1}
 
-    def is_waiting(self, url: str) -> bool:
-        return postgres_tools.session(url, "wait_event_type = 'Lock'") is not None
+    def waiting(self, url: str) -> int:
+        return len(postgres_tools.sessions(url, "wait_event_type = 'Lock'"))
 
     def end_session(self, url: str) -> None:
         with postgres_tools.administrator(url) as connection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -34,14 +35,16 @@ from unit.test_state_framework import (
 )
 from unit.test_upgrades import TestUpgrades as TestUpgrades
 
-from txstream.api.reducers import Min, Sum
+from txstream.api.reducers import Min, Put, Sum
+from txstream.api.state import SqlTable
 from txstream.core.errors import (
     ServiceUnavailableError,
     StateTableError,
     StateValueError,
 )
+from txstream.core.semantics import Semantics
 from txstream.core.transaction import attempt_id
-from txstream.state import open_database, open_sql_database
+from txstream.state import StateBackend, TableSpec, TopologyStates, open_database, open_sql_database
 from txstream.state.records import AccessDeniedError
 
 
@@ -67,6 +70,48 @@ class TestTypes(OneDatabase, test_sql_types.TestTypes):
 
 class TestReducers(OneDatabase, test_sql_types.TestReducers):
     pass
+
+
+@dataclass
+class LeavingRig(Rig):
+    """A table whose changes leave, and the table in which they wait."""
+
+    @property
+    def states(self) -> TopologyStates:
+        changes = self.spec.state.changes
+        assert changes is not None
+        waiting = TableSpec(changes, Semantics.OPAQUE, {name: Put() for name in changes.value_names})
+        tables = [self.spec, waiting]
+        states: TopologyStates = self.database.of(self.topology, self.uuid, self.spec.semantics, tables)
+        return states
+
+
+class TestChanges:
+    def test_they_are_copied_by_the_statement_that_makes_them(self, database: StateBackend, url: str) -> None:
+        """So no index on txid is made; one that is there already, made by an earlier txstream, stays."""
+        table = SqlTable(
+            *("users", "n bigint"),
+            key="word string",
+            on_conflict="replace",
+            sequence_by="n",
+            changes_to="elsewhere",
+        )
+        rig = LeavingRig(database, url, TableSpec(table, Semantics.OPAQUE, {"n": Put()})).join()
+        engine = sa.create_engine(url)
+        assert sa.inspect(engine).get_indexes("users") == []
+        rig.commit(1, {"a": 5, "b": 1})
+        under = rig.begin(2)
+        for _ in range(2):  # a task that is lost after it has written is run again
+            rig.write(under, {"a": 3, "b": 2})  # the 5 stays, with its txid
+        rig.end(under, keys=2)
+        execute(url, "CREATE INDEX ix_users_txid ON users (txid)")
+        rig = replace(rig, epoch=2).join(first_run=False)
+        rig.commit(3, {"b": 4})
+        copies = sa.text("SELECT txid, txstream_batch, word, n FROM users_changes ORDER BY txid, word")
+        with engine.connect() as connection:
+            found = [tuple(row) for row in connection.execute(copies)]
+        engine.dispose()
+        assert found == [(1, 1, "a", 5), (1, 1, "b", 1), (2, 2, "b", 2), (3, 3, "b", 4)]
 
 
 class TestColumns:

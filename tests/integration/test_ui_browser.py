@@ -197,6 +197,44 @@ def test_a_comparison_is_started_from_the_page(
 
 
 @pytest.mark.soak
+def test_a_fork_is_compared_and_swapped_from_the_page(
+    launcher: Launcher, services: Services, browser: Browser, unique: str
+) -> None:
+    alone, fork = launcher.without_spark, f"{unique}_f"
+    fill_topic(services.kafka, unique, make_lines(200), partitions=2)
+    assert alone.word_count(unique, unique, unique).status == 0
+    assert alone.run("fork", unique, fork).status == 0
+    server = launcher.start("ui", "--port", "0", "--json", "--allow-operate", "--no-token")
+    try:
+        looking = Looking(browser, json.loads(server.first_output())["url"], 390, "light")
+        page = looking.page
+        page.goto(f"/topologies/{unique}")
+        page.click(f"text={unique} and its fork {fork}")
+        page.wait_for_selector("text=200 records behind it")
+        code = alone.word_count_arguments(unique, unique, unique)
+        del code[code.index("--id") : code.index("--id") + 2]
+        assert alone.run(*code, "--as", fork).status == 0
+        assert "as far as it" in looking.look(f"/topologies/{fork}/also/fork-{fork}")
+        page.click("text=Compare all rows now")
+        page.wait_for_selector("text=are at the same place", timeout=_DEADLINE_SECONDS * 1000)
+        assert f"state {unique}: rows are the same" in page.inner_text("main")
+        page.click("text=Swap…")
+        page.wait_for_selector("button:text('Yes, swap')", timeout=_DEADLINE_SECONDS * 1000)
+        assert f"what was there is kept as {unique}__before_{fork}" in page.inner_text("h1")
+        page.click("text=Yes, swap")
+        page.wait_for_selector(
+            f"text=Now start the code of {fork} as {unique}", timeout=_DEADLINE_SECONDS * 1000
+        )
+        page.close()
+        assert looking.wrong == []
+        assert alone.run("status", fork).status == 1, "the fork is gone"
+        last = alone.run("status", unique, "--json").json()["last_batch"]["txid"]
+        assert alone.run("show", unique, str(last), "--json").json()["path"] == "swap"
+    finally:
+        server.kill()
+
+
+@pytest.mark.soak
 def test_fifty_open_pages_leave_nothing_in_the_server(
     launcher: Launcher, services: Services, unique: str
 ) -> None:

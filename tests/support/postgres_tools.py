@@ -23,9 +23,13 @@ def busy_backend(url: str) -> int:
     return pid
 
 
-def session(url: str, condition: LiteralString) -> int | None:
-    """Return the pid of the server process of a session of this database for which the condition holds."""
+def sessions(url: str, condition: LiteralString) -> list[int]:
+    """Return the pids of the server processes of this database's sessions for which the condition holds."""
     with administrator(url) as connection:
         query = f"SELECT pid FROM pg_stat_activity WHERE datname = %s AND {condition}"
-        row = connection.execute(query, (sa.make_url(url).database,)).fetchone()
-    return None if row is None else int(row[0])
+        return [int(pid) for (pid,) in connection.execute(query, (sa.make_url(url).database,))]
+
+
+def session(url: str, condition: LiteralString) -> int | None:
+    """Return the pid of one of them, if there is one."""
+    return next(iter(sessions(url, condition)), None)

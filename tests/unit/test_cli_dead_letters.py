@@ -21,12 +21,12 @@ from txstream import inspect
 from txstream.cli import letter_commands, status
 from txstream.cli.main import main
 from txstream.core.dead_letters import DeadLetter
-from txstream.core.errors import UsageError
+from txstream.core.errors import ServiceUnavailableError, UsageError
 from txstream.core.transaction import Txid
 from txstream.inspect import source
 from txstream.inspect.source import SourceNow
 from txstream.settings import Settings
-from txstream.state import open_database
+from txstream.state import StateDatabase, open_database
 from txstream.state.stored_letters import retried_in
 
 Tell = Callable[..., str]
@@ -261,6 +261,12 @@ def test_status_says_how_many_are_dead(
     )
     document = json.loads(told("--json"))
     assert document["dead_letters"] is document["late_records"] is None, "what was not looked at is not known"
+
+    def away(database: StateDatabase) -> None:
+        raise ServiceUnavailableError(f"database {database.display_url} does not answer")
+
+    monkeypatch.setattr(StateDatabase, "check", away)
+    assert "tables     words in a database that could not be looked at\n" in told()
 
 
 def at(rig: Rig) -> Settings:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -31,8 +31,10 @@ from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.topology import Topology
 from txstream.cli.logs import JsonLines
 from txstream.cli.run import summary
+from txstream.engine.loop import processing
 from txstream.engine.loop.report import RunReport
 from txstream.inspect.phases import phases
+from txstream.plugins.local.local_runner import InProcessRunner
 from txstream.plugins.proof.zookeeper_tree import MemoryTree
 from txstream.settings import Settings
 
@@ -159,6 +161,27 @@ def test_the_seconds_of_a_search_are_logged_and_those_of_its_batch_add_up(tmp_pa
     whole = spent["plan"] + (row.committed_at - row.planned_at).total_seconds() + spent.get("advance", 0.0)
     assert sum(spent.values()) == pytest.approx(whole, abs=1e-4)
     assert f"1 dead letter: StateValueError in component 'store'; search {spent['search']:.3f} s" in log
+
+
+class Clock:
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def test_what_is_left_out_at_once_took_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long its job took to begin."""
+    clock, process = Clock(), InProcessRunner.run
+
+    def slow(*given: Any) -> Any:
+        clock.now += 100
+        return process(*given)
+
+    monkeypatch.setattr(processing, "time", clock)
+    monkeypatch.setattr(InProcessRunner, "run", slow)
+    log, *_ = run("raises", tmp_path / "state.db", DeadLetters())
+    assert "1 dead letter: ValueError in component 'check'; search 0.000 s" in log
 
 
 def test_without_dead_letters_log_and_ledger_say_it(tmp_path: Path) -> None:

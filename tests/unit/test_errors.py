@@ -75,6 +75,7 @@ def test_exceptions_that_users_may_see_have_the_root() -> None:
         "txstream.api.rows.UnfitValueError",
         "txstream.plugins.doctor.checks.WrongError",  # becomes a line of what was checked
         "txstream.plugins.formats.schema_registry.UnresolvableError",  # becomes a DecodeError
+        "txstream.plugins.change.taking_out.LeftOutError",  # becomes a note of what was compared
         "txstream.engine.states.state_cells.UnfitCellError",  # re-raised with its state, also by `run_bolt`
         "txstream.engine.batch.executor_failures.TaskFailedError",
         "txstream.zookeeper.tree.LostAnswerError",

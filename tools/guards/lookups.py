@@ -70,7 +70,7 @@ LOOKUPS = (
         "lookups",
         "a version is what a row was, and not what its batch has left",
         "txstream/state/sql/writer.py",
-        "            values = [self._prev(name) for name in state.shown_names]\n",
+        "            values = {name: self._prev(name).label(name) for name in values}\n",
         "",
         f"{_VERSIONS}::test_each_batch_is_joined_again_with_the_rows_of_then[opaque-auto]",
     ),

@@ -61,4 +61,29 @@ RESULTS = (
         "            self.reached = self._read_marker()\n            self._producer.init_transactions()\n",
         _FREEZES,
     ),
+    Guard(
+        "results",
+        "what the marker does not name is sent",
+        _TOPIC,
+        'int(marker["txid"])',
+        'int(marker["txid"]) + 1',
+        _DIES,
+    ),
+    Guard(
+        "results",
+        "nothing is sent before its batch is committed",
+        "txstream/plugins/outbox/sending.py",
+        "                if txid >= before:\n                    break\n",
+        "",
+        f"{_TESTS}/test_changes.py::test_what_an_undone_attempt_has_left_is_not_sent",
+    ),
+    Guard(
+        "results",
+        "a row that stays as it is, for one of a greater sequence, is not copied again",
+        "txstream/state/sql/postgresql.py",
+        'select(written).where(written.c[TXID_COLUMN] == bindparam("txid"))',
+        "select(written)",
+        "tests/integration/test_state_postgres.py::TestChanges::"
+        "test_they_are_copied_by_the_statement_that_makes_them",
+    ),
 )

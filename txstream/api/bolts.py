@@ -145,8 +145,9 @@ class Bolt(ABC):  # noqa: B024 - abstract because it has no execute
 
     output: ClassVar[str | pa.Schema | None] = None
     writes_to: Sequence[str] = ()
-    """Places beside the source (Kafka: topics) that get what this bolt stores: the source may not read them
-    (`PartitionedSpout.leaving_out`)."""
+    """Places, as topics, that get what this bolt does: the source may not read them (`leaving_out`)."""
+    tells_rewinds: ClassVar[bool] = False
+    """Whether those places are told of a rewind; if not, `txstream rewind` names them before it begins."""
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         """Called once, on the driver, when the topology is built."""
@@ -157,8 +158,7 @@ class Bolt(ABC):  # noqa: B024 - abstract because it has no execute
         """Called once in each worker process that runs tasks of this bolt, before the first task: open
         connections here. What it returns is `context.resource` in every `prepare` in that process.
 
-        It is called on an instance that gets no tuples. An error fails the attempt, like an error in
-        `prepare`; the next attempt tries again.
+        It is called on an instance that gets no tuples. An error fails the attempt, as one in `prepare` does.
         """
         return None
 

@@ -112,8 +112,6 @@ class SqlState:
         object.__setattr__(self, "value_schema", self._values())
         object.__setattr__(self, "defaults", dict(self.defaults))
         object.__setattr__(self, "storage", dict(self.storage))
-        if self.changes_to is not None:  # what a batch has changed is found by its txid
-            object.__setattr__(self, "index_txid", True)
         self._check_names()
         self._check_defaults()
         self._check_storage()
@@ -289,11 +287,7 @@ class SqlState:
 
     def declaration(self, semantics: Semantics) -> dict[str, Any]:
         """Return what is stored about this table, as JSON values, to notice a changed declaration."""
-        declared = {
-            "key": self._ddl[0],
-            "value": self._ddl[1],
-            "semantics": str(semantics),
-        }
+        declared = {"key": self._ddl[0], "value": self._ddl[1], "semantics": str(semantics)}
         rules = {
             "on_conflict": self.on_conflict,
             "sequence_by": self.sequence_by,

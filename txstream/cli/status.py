@@ -193,7 +193,7 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
     lines = {
         "topology": f"{topology_id} ({found.semantics})",
         "source": f"{found.spout} {found.source}",
-        "tables": f"{', '.join(found.tables)} in {', '.join(stands.places) or 'no database yet'}",
+        "tables": f"{', '.join(found.tables)} in {stands.shown_places}",
         **_drivers(found),
         **_health(stands),
         **paused,

@@ -58,6 +58,13 @@ class Standing:
         return [one.url for one in self.snapshot.databases]
 
     @property
+    def shown_places(self) -> str:
+        """Where its tables are, as far as that is known."""
+        return ", ".join(self.places) or (
+            "a database that could not be looked at" if self.missing else "no database yet"
+        )
+
+    @property
     def last(self) -> BatchRecord | None:
         """The newest ledger row of all databases."""
         return max(

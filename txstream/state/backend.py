@@ -146,12 +146,7 @@ class StateBackend(ABC):
 
     @abstractmethod
     def begin(
-        self,
-        life: TopologyLife,
-        doing: str,
-        *,
-        alone: bool = True,
-        lock_timeout_seconds: float | None = None,
+        self, life: TopologyLife, doing: str, *, alone: bool = True, lock_timeout_seconds: float | None = None
     ) -> AbstractContextManager[StateTransaction]:
         """Begin one transaction; commit it at the end of the `with` block, undo it when the block raises.
 

@@ -22,8 +22,8 @@ Invariants:
   in every store. No attempt of this batch or a later one may write such a row, so a removal is never undone.
 - The rows that a batch marks are marked behind all its writes, by the transaction that writes `committed`. In
   an opaque table they carry its txid and their `prev_` from then on, so what undoes its writes undoes that.
-- Changes are copied behind all writes and marks, by the transaction that writes `committed`. So a copy holds
-  what each batch left, whatever later ones have written over it.
+- Changes are copied behind all writes and marks, by the transaction that writes `committed`, or by each write
+  of a row, and then undone with it. So a copy holds what each batch left, whatever is written over it later.
 - Tables are taken in the order of their names, so that no two transactions deadlock.
 - Non-transactional topologies raise no fence, undo nothing and begin nothing; their ledger only informs. Only
   `txstream compare` gives one dead letters.
@@ -125,8 +125,9 @@ class StateTransaction(DeadLetterTransaction, ABC):
 
     def keep_changes(self, attempt: TransactionAttempt, spec: TableSpec) -> None:
         """Copy all rows that carry the txid, removed ones too, to the table `spec.state.changes`, which has
-        none of this txid: as the batch leaves them, or, if the state `keeps_versions`, as they were before
-        it, where `GONE` says that there was none. Optional: see `StateBackend.keeps_changes`."""
+        none of this txid, unless `write` has done so: as the batch leaves them, or, if the state
+        `keeps_versions`, as they were before it, where `GONE` says that there was none. Optional: see
+        `StateBackend.keeps_changes`."""
         raise NotImplementedError(f"{type(self).__name__} keeps no changes")
 
     def remove_expired(self, spec: TableSpec, horizon: int, most: int) -> None:

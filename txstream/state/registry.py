@@ -68,9 +68,7 @@ def open_database(
     if factory is None:
         raise _unknown(url, scheme)
     backend = factory(
-        url,
-        connect_timeout_seconds=connect_timeout_seconds,
-        message_timeout_seconds=message_timeout_seconds,
+        url, connect_timeout_seconds=connect_timeout_seconds, message_timeout_seconds=message_timeout_seconds
     )
     if not isinstance(backend, StateBackend):
         raise UsageError(

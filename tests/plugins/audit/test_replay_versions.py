@@ -3,6 +3,7 @@ get is told by a loop over the records, batch by batch (`expected`), which reads
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,18 @@ from support.lists import each
 from unit.test_lookups import FIELDS, SPOUTS, expected, joining, some_records, users_table
 
 from txstream import MemorySpout, OpaqueSpout, Semantics, SqlTable, TransactionalSpout, Versions, inspect
+from txstream.core.batch_metas import MetaCodec
 from txstream.core.errors import TopologyError
 from txstream.core.fault_points import Point
+from txstream.engine.start.driver import Driver
 from txstream.plugins.audit.version_pruning import VersionPruner
+from txstream.plugins.change.rewind_command import settle
+from txstream.plugins.change.rewinding import rewind_in
+from txstream.plugins.change.savepoints import create_savepoint, opened
+from txstream.plugins.proof.zookeeper_tree import MemoryProgress
+from txstream.plugins.testing import driver as testing_driver
 from txstream.settings import Settings
+from txstream.spouts.memory import MemoryRange
 from txstream.state import StateDatabase
 from txstream.testing import TopologyTest
 
@@ -36,7 +45,7 @@ def looked_up(made: Any, settings: Settings, first: int, last: int) -> dict[int,
     ("name", "commit"),
     [
         ("opaque", "auto"),
-        ("transactional", "executors"),
+        pytest.param("transactional", "executors", marks=pytest.mark.soak),
         pytest.param("opaque", "executors", marks=pytest.mark.soak),
         pytest.param("transactional", "auto", marks=pytest.mark.soak),
     ],
@@ -44,7 +53,7 @@ def looked_up(made: Any, settings: Settings, first: int, last: int) -> dict[int,
 def test_each_batch_is_joined_again_with_the_rows_of_then(tmp_path: Path, name: str, commit: Any) -> None:
     """Attempts are undone in between, on both paths: they have left no version."""
     settings = Settings(database=f"sqlite:///{tmp_path / 's.db'}")
-    records = some_records(7)
+    records = some_records(7, count=40)
     at = Point.AFTER_WRITE if commit == "executors" else Point.INSIDE_COMMIT
     with MemorySpout(FIELDS, {"p": records}) as source:
         table = kept(semantics=Semantics.OPAQUE, index_txid=commit == "auto")
@@ -106,6 +115,43 @@ def test_before_versions_were_kept_it_is_the_table_of_today_and_is_said(tmp_path
         )
         assert inspect.replay(keeps, 3, settings, last=5).lookups == "then"
         assert inspect.replay(plain, 3, settings, last=5).lookups == "today"
+
+
+@pytest.mark.soak
+def test_versions_tell_nothing_of_what_was_before_a_rewind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(testing_driver, "Driver", partial(Driver, settlers=[settle]))
+    settings = Settings(database=f"sqlite:///{tmp_path / 's.db'}")
+    with MemorySpout(FIELDS, {"p": [(0, "user", "a", "n0"), (1, "order", "a", None)]}) as source:
+        made = joining(source, table=kept())
+        with TopologyTest(made, database=settings.database) as test:
+
+            def come(*records: tuple[int, str, str, str | None]) -> None:
+                source.append("p", *records)
+                test.run()
+
+            test.run()
+            create_savepoint("lookups", "monday", settings)
+            come((2, "user", "a", "n2"), (3, "user", "b", "n3"), (4, "order", "a", None))
+            come((5, "gone", "a", None), (6, "order", "a", None))
+            test.crash()
+            store = MemoryProgress(test._control.driver._world.tree, "lookups", MetaCodec(MemoryRange))
+            identity = store.read_identity()
+            assert identity is not None
+            with opened("lookups", settings) as databases:
+                done = rewind_in("lookups", "monday", identity, store, databases, MetaCodec(MemoryRange))
+            assert done.txid == 4
+            test.restart()
+            test.run()  # all of it in two batches of four
+            come((7, "user", "a", "n7"), (8, "order", "b", None))
+            come((9, "gone", "b", None), (10, "order", "a", None))
+            last = test.current - 1
+        wanted = {4: ("a", None), 6: ("a", None), 8: ("b", "n3"), 10: ("a", "n7")}
+        again = inspect.replay(made, 5, settings, last=last)
+        assert (again.same, again.lookups) == (True, "then")
+        assert looked_up(made, settings, 5, last) == wanted
+        assert inspect.replay(made, 3, settings).lookups == "today"
 
 
 def test_versions_go_with_the_ledger(tmp_path: Path) -> None:

@@ -370,6 +370,7 @@ def test_a_rewind_restores_the_table_in_its_turn(database: StateBackend, url: st
     assert (DeltaTable(lake).transaction_version("sales/lake_files"), notes.sent) == (3, {"lake_files": 3})
 
 
+@pytest.mark.soak
 def test_a_restored_table_goes_on_with_the_columns_that_the_bolt_has_got(lake: Path) -> None:
     narrow, bolt = built(DeltaTableBolt(lake, ["amount"])), built(DeltaTableBolt(lake))
     lake_of(narrow).append(Txid(1), file_of(narrow, 1, [(1,)]))
@@ -399,6 +400,7 @@ def test_a_rewind_takes_out_no_rows_of_others(lake: Path, caplog: pytest.LogCapt
     assert "keeps the rows of txid 2 to 2, which were undone by a rewind: others have" in caplog.text
 
 
+@pytest.mark.soak
 def test_who_has_compared_before_another_driver_leads_cannot_restore(
     lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

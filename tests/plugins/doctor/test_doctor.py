@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import sqlite3
 import sys
 import threading
 import zoneinfo
@@ -28,6 +30,7 @@ from txstream.core.errors import ServiceUnavailableError
 from txstream.plugins.doctor import local
 from txstream.plugins.doctor.checks import Check, Task, WrongError, ask_all
 from txstream.plugins.doctor.clocks import Clocks
+from txstream.plugins.doctor.database_check import look_at_database
 from txstream.plugins.doctor.examination import Examination
 from txstream.plugins.doctor.executor_probe import probe
 
@@ -183,3 +186,21 @@ def test_everything_away(
     assert checks["java"]["ok"]
     assert "hush" not in printed.out + printed.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_triggers_of_sqlite_that_may_take_rows_are_named(tmp_path: Path) -> None:
+    """Others, of an audit for example, are not."""
+    path = tmp_path / "state.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "CREATE TABLE sums (n INT); CREATE TABLE seen (n INT);"
+            "CREATE TRIGGER audit AFTER UPDATE ON sums BEGIN INSERT INTO seen VALUES (new.n); END;"
+            "CREATE TRIGGER ignores BEFORE INSERT ON sums BEGIN SELECT RAISE (IGNORE); END;"
+            "CREATE TRIGGER deletes AFTER INSERT ON sums BEGIN DELETE FROM sums WHERE n = new.n; END;"
+        )
+    checks = [*look_at_database(Settings(), f"sqlite:///{path}", ["Sums"], Clocks())]
+    assert [
+        (check.ok, check.message.partition(", which")[0])
+        for check in checks
+        if check.name.endswith(": triggers")
+    ] == [(True, f"note: table Sums has the trigger {name}") for name in ("deletes", "ignores")]

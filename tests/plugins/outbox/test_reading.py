@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import txstream.reading
 from txstream.reading import once
-from txstream.spouts.kafka.letter_topic import REWIND
+from txstream.spouts.kafka.many_records import REWIND
 
 
 class Record(NamedTuple):

@@ -138,6 +138,7 @@ def test_a_database_that_is_away_is_told_in_words(served: Served, monkeypatch: p
     # What ZooKeeper knows is shown, and what cannot be asked is not known, which is not 0.
     for view in ("", "/source", "/trust"):
         assert "does not answer" in served.get(f"/topologies/words{view}")
+    assert "in a database that could not be looked at</dd>" in served.get("/topologies/words")
     found = served.json("/api/topologies/words")
     assert (found["current_txid"], found["dead_letters"], found["last_batch"]) == (TXIDS + 1, None, None)
     assert found["health"]["told"].startswith("waiting for the database since")

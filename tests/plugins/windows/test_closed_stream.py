@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from support.windows import FIELDS, HOURS, at, check, graph, metas, micros, quer
 from txstream import (
     ClosedBolt,
     Count,
+    KafkaSinkBolt,
     MemorySpout,
     SqlAppendBolt,
     SqlState,
@@ -34,10 +36,12 @@ RECORDS["p0"][30:30] = [("p0", at(5), "a"), ("p0", at(6), "c")]
 
 
 def emitting(builder: TransactionalTopologyBuilder) -> None:
-    """Append what has closed to a table that a second row of one window would not fit into."""
+    """Append what has closed to a table that a second row of one window would not fit into, and send it."""
     builder.set_bolt("closed", ClosedBolt("count"), 2).local_or_shuffle_grouping("clicks")
     table = SqlTable("final", "n bigint, window_end timestamp", key="page string, window_start timestamp")
     builder.set_bolt("final", SqlAppendBolt(table)).global_grouping("closed", stream="closed")
+    sink = KafkaSinkBolt("closed", key="page", value=["window_start", "n"])
+    builder.set_bolt("send", sink, 2).fields_grouping("closed", "page", stream="closed")
 
 
 def emitted(path: Path) -> dict[tuple[str, int], tuple[int, int]]:
@@ -46,6 +50,16 @@ def emitted(path: Path) -> dict[tuple[str, int], tuple[int, int]]:
         (page, micros(datetime.fromisoformat(start).replace(tzinfo=UTC))): (txid, n)
         for page, start, txid, n in query(path, "SELECT page, window_start, txid, n FROM final")
     }
+
+
+def to_be_sent(path: Path) -> list[tuple[tuple[str, int], tuple[int, int]]]:
+    """The same of what waits to be sent."""
+    found = []
+    for page, value, txid in query(path, "SELECT key, value, txid FROM closed_outbox"):
+        told = json.loads(value)
+        start = datetime.fromisoformat(told["window_start"])
+        found.append(((page.decode(), micros(start)), (txid, told["n"])))
+    return sorted(found)
 
 
 @pytest.mark.parametrize("commit", ["auto", pytest.param("executors", marks=pytest.mark.soak)])
@@ -71,6 +85,7 @@ def test_each_window_is_emitted_once_in_the_batch_after_the_one_that_closed_it(
     assert found == {
         key: (txid + 1, wanted.rows[key][0]) for key, txid in wanted.closed_in.items() if txid < last
     }
+    assert to_be_sent(path) == sorted(found.items())
     assert len(found) > 6
     assert len({txid for txid, _ in found.values()}) > 3
 

@@ -11,7 +11,7 @@ import socket
 import traceback
 import zoneinfo
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -57,7 +57,7 @@ class Failure:
     all_late: bool = False
 
     def to_document(self) -> dict[str, Any]:
-        return asdict(self)
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def to_error(self, attempt: TransactionAttempt) -> errors.TxstreamError:
         """Return the error to raise on the driver. Its note is the user's traceback."""

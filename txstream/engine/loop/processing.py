@@ -174,13 +174,16 @@ class Processing:
             )
 
         def work() -> tuple[Isolated[_Processed], Sequence[DeadLetter], Reading, float]:
-            started, found, letters = time.perf_counter(), known, list[DeadLetter]()
+            began, found, letters = time.perf_counter(), known, list[DeadLetter]()
             if emit.metas.excluded and self._isolation is not None:
                 found = self._isolation.tell_again(attempt, emit.metas, known, is_wanted)
             if searches and self._isolation is not None:
                 done = self._isolation.run(attempt, emit.metas, is_wanted, hangs=hangs)
+                kept = done.processed.result.job_seconds + done.processed.merge_seconds
             else:
+                started = time.perf_counter()
                 done = self._without_left_out(attempt, emit.metas, spare)
+                kept = time.perf_counter() - started
             try:
                 if self._window is not None:
                     self._window.processed(attempt, done.metas, done.processed.result.records)
@@ -189,9 +192,8 @@ class Processing:
                         self._window.require_few(attempt, done.metas)
                     self._planning.check_size(done.metas)
                     letters = self._letters(attempt, done.metas, [*found, *done.found])
-                kept = done.processed.result.job_seconds + done.processed.merge_seconds
                 # Never less than nothing: the parts are measured by other clocks, which simulations set.
-                spent = max(0.0, time.perf_counter() - started - kept)
+                spent = max(0.0, time.perf_counter() - began - kept)
                 search_seconds = spent if searches or letters else 0.0
                 return done, letters, check(done, letters), search_seconds
             except BaseException:

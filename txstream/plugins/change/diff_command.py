@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.cli.code import noted_components
+from txstream.cli.code import find_code, is_code_known, noted_components, running
 from txstream.cli.context import Cli
 from txstream.cli.options import Id, command
+from txstream.core.errors import UsageError
 from txstream.core.wording import counted
 
 if TYPE_CHECKING:
+    from txstream.api.topology import Topology
     from txstream.plugins.change.diffing import Difference, TableDifference
     from txstream.settings import Settings
 
@@ -26,7 +29,7 @@ def diff(
     topology_id: Id,
     other: Annotated[str, typer.Argument(metavar="NEW", help="The topology beside it, as a fork.")],
     now: Annotated[
-        bool, typer.Option("--now", help="Do not wait: fail unless both are at the same place.")
+        bool, typer.Option("--now", help="Do not wait: take out of one what it has read beyond the other.")
     ] = False,
     timeout: Annotated[
         float,
@@ -37,12 +40,26 @@ def diff(
     ] = 20,
 ) -> int:
     """Compare the rows of a topology with those of its fork. It waits until both have committed the same
-    place in their topics. Exit status 1 when rows differ."""
+    place in their topics. Exit status 1 when rows differ, or when some could not be compared."""
     from txstream.inspect.json_documents import document
     from txstream.plugins.change.diffing import differences
 
     settings = cli.resolve()
-    found = differences(topology_id, other, settings, timeout_seconds=timeout, now=now, rows=rows)
+    with contextlib.ExitStack() as stack:
+
+        def code(one: str) -> Topology:
+            if not is_code_known(cli.settings, one):
+                raise UsageError(
+                    f"{one!r} has read beyond the other; its code, which takes that out again, is not known "
+                    f"here: type this in the folder from which it was last run, or leave out --now"
+                )
+            made, module = find_code(Cli(cli.settings, quiet=True), one, None, None)
+            stack.enter_context(running(cli, module))
+            return made
+
+        found = differences(
+            topology_id, other, settings, timeout_seconds=timeout, now=now, rows=rows, code=code
+        )
     changed = changed_components(cli.settings, topology_id, other)
     if cli.as_json:
         cli.print_json({**document(found), "same": found.same, "bolts": changed})
@@ -67,7 +84,9 @@ def changed_components(settings: Settings, topology_id: str, other: str) -> dict
 def in_words(found: Difference, changed: Mapping[str, Any] | None) -> tuple[str, str]:
     """Return where both are, and what differs."""
     here = f"{found.old} at txid {found.old_txid} and {found.new} at txid {found.new_txid}"
-    return f"{here} are at the same place", "; ".join([_bolts(found, changed), *map(_told, found.states)])
+    taken = [f"the last {counted(number, 'record')} of {one}" for one, number in found.taken_out.items()]
+    told = f"are compared without {' and '.join(taken)}" if taken else "are at the same place"
+    return f"{here} {told}", "; ".join([_bolts(found, changed), *map(_told, found.states)])
 
 
 def _print(cli: Cli, found: Difference, changed: Mapping[str, Any] | None) -> None:
@@ -103,7 +122,9 @@ def _told(one: TableDifference) -> str:
         for names, said in ((one.added, "added"), (one.removed, "removed"))
         if names
     ]
-    return f"state {one.table}: {', '.join([*columns, 'rows are the same' if one.same else 'rows differ'])}"
+    rows = "rows differ" if one.only_old or one.only_new or one.different else "rows are the same"
+    left_out = f", {counted(one.left_out, 'row')} left out" if one.left_out else ""
+    return f"state {one.table}: {', '.join([*columns, rows])}{left_out}"
 
 
 def _print_rows(cli: Cli, one: TableDifference) -> None:

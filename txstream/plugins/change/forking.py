@@ -53,7 +53,7 @@ from txstream.plugins.change.savepoints import (
     copy_of,
     driver_rows,
     is_name,
-    learned_by,
+    learned_at,
     no_savepoint,
     saved,
     sql_database,
@@ -95,8 +95,7 @@ class Original:
 @dataclass(frozen=True)
 class Beginning:
     """Where a fork begins: the `metas` of its first batch `txid`, and in words. `parts` are those of the
-    savepoint whose rows it begins with, by URL; `learned` is what its windows know of the batches before, as
-    far as the original's ledger still has it."""
+    savepoint whose rows it begins with, by URL; `learned` is what its windows know of the batches before."""
 
     words: str
     txid: Txid
@@ -194,7 +193,7 @@ def _from_savepoint(original: Original, savepoint: str, name: str) -> Beginning:
     places = codec.decode(metas, f"savepoint {savepoint}").positions()
     horizons = {shadow(table, name): one for table, one in part_of(metas, "horizons").items()}
     first = BatchMetas(carried=dict(places), partitions={}, horizons=horizons)
-    known = learned_by(original.id, whole[savepoint].txid, original.databases)
+    known = learned_at(original.id, whole[savepoint], original.databases)
     learned = {shadow(table, name): one for table, one in known.items()}
     return Beginning(f"savepoint {savepoint}", Txid(whole[savepoint].txid + 1), first, parts, learned)
 

@@ -22,6 +22,7 @@ from txstream.state.sql.framework_tables import TOPOLOGY_LENGTH, UUID_LENGTH, Do
 
 MAKING: Final = "making"
 MADE: Final = "made"
+_LEARNED: Final = "learned"  # in the column `metas`, whose own names are other ones
 _NAME_LENGTH = 32
 
 savepoint = Table(
@@ -54,7 +55,9 @@ class SavedTable:
 
 @dataclass(frozen=True, slots=True)
 class SavedPart:
-    """What one database has of a savepoint. `metas` are those of batch `txid`, as its ledger row has them."""
+    """What one database has of a savepoint. `metas` are those of batch `txid`, as its ledger row has them;
+    `learned` is what windows knew then, by table: the row is pruned one day. None: made by an older version,
+    which left it to the ledger."""
 
     topology: str
     name: str
@@ -67,6 +70,7 @@ class SavedPart:
     metas: Mapping[str, Any]
     tables: tuple[SavedTable, ...]
     folder: str | None = None
+    learned: Mapping[str, Any] | None = None
 
     def made(self, tables: Sequence[SavedTable], size: int) -> SavedPart:
         return replace(self, status=MADE, tables=tuple(tables), bytes=size)
@@ -126,10 +130,12 @@ def _row(part: SavedPart) -> dict[str, Any]:
         {"table": t.table, "copy": t.copy, "declaration": t.declaration, "rows": t.rows, "sha256": t.sha256}
         for t in part.tables
     ]
-    return row | {"metas": json.dumps(part.metas), "tables": json.dumps(tables)}
+    metas = dict(part.metas) if part.learned is None else {**part.metas, _LEARNED: part.learned}
+    return row | {"metas": json.dumps(metas), "tables": json.dumps(tables)}
 
 
 def _part(row: Mapping[Any, Any]) -> SavedPart:
     found = {column.name: row[column.name] for column in savepoint.columns}
     tables = tuple(SavedTable(**one) for one in json.loads(row["tables"]))
-    return SavedPart(**{**found, "metas": json.loads(row["metas"]), "tables": tables})
+    metas = json.loads(row["metas"])
+    return SavedPart(**{**found, "learned": metas.pop(_LEARNED, None), "metas": metas, "tables": tables})

@@ -39,6 +39,7 @@ from txstream.plugins.change.registry import MADE, SavedPart
 from txstream.plugins.change.savepoints import (
     copy_of,
     driver_rows,
+    learned_at,
     learned_by,
     no_savepoint,
     saved,
@@ -161,8 +162,7 @@ def rewind_in(
     first, last = Txid(target.to + 1), target.last
     confirm(
         f"Put {topology_id} back to txid {target.to}, as batch {progress.current}? The effects of txid "
-        f"{first} to {last} go, and their records are read again. Topics of changes_to are told at "
-        f"the next start; consumer groups and what else follows the topology are not."
+        f"{first} to {last} go, and their records are read again."
     )
     # Step 2
     kept = {txid: one for txid, one in progress.batches.items() if txid < progress.current}
@@ -218,8 +218,8 @@ def _target(topology_id: str, to: str, databases: Sequence[StateDatabase], progr
         raise UsageError(
             f"topology {topology_id!r} is at txid {last}: it can go back to an earlier one, not to {txid}"
         )
-    learned = learned_by(topology_id, txid, databases)
     if named:
+        learned = learned_at(topology_id, named[0], databases)
         metas: Mapping[str, Any] = next(iter(named[0].parts.values())).metas
         return Target(txid, named[0].name, last, places(metas), learned)
     row = next((row for one in databases if (row := one.batch(topology_id, txid)) is not None), None)
@@ -228,7 +228,7 @@ def _target(topology_id: str, to: str, databases: Sequence[StateDatabase], progr
             f"topology {topology_id!r} has no txid {txid} in its ledger, whose places would be gone back to; "
             f"{_would_work(topology_id, databases, None)}"
         )
-    return Target(txid, None, last, places(row.metas), learned)
+    return Target(txid, None, last, places(row.metas), learned_by(topology_id, txid, databases))
 
 
 def places(metas: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -93,7 +93,8 @@ def create_savepoint_in(
             )
     with contextlib.ExitStack() as stack:
         readings, row = _at_one_txid(topology_id, databases, stack, timeout_seconds)
-        parts = [_part(one, row, name, to, number) for number, one in enumerate(databases)]
+        learned = learned_by(topology_id, row.txid, databases)
+        parts = [_part(one, row, learned, name, to, number) for number, one in enumerate(databases)]
         begun: list[StateDatabase] = []
         try:
             for database, part in zip(databases, parts, strict=True):
@@ -226,6 +227,14 @@ def learned_by(topology_id: str, txid: Txid, databases: Sequence[StateDatabase])
     }
 
 
+def learned_at(
+    topology_id: str, saved_there: Savepoint, databases: Sequence[StateDatabase]
+) -> Mapping[str, Any]:
+    """Return what windows knew at a savepoint."""
+    learned = next(iter(saved_there.parts.values())).learned
+    return learned_by(topology_id, saved_there.txid, databases) if learned is None else learned
+
+
 def _together(name: str, parts: dict[str, SavedPart]) -> Savepoint:
     some = list(parts.values())
     is_whole = len({(one.txid, one.attempt) for one in some}) == 1 and all(one.status == MADE for one in some)
@@ -285,7 +294,14 @@ def boundary(
 # --- the copy -----------------------------------------------------------------------------------------------
 
 
-def _part(database: StateDatabase, row: BatchRecord, name: str, to: Path | None, number: int) -> SavedPart:
+def _part(
+    database: StateDatabase,
+    row: BatchRecord,
+    learned: Mapping[str, Any],
+    name: str,
+    to: Path | None,
+    number: int,
+) -> SavedPart:
     """Return what is to be made in one database. Raises UsageError for a table that cannot be made."""
     tables = []
     with database.sessions.reading("its tables") as connection:
@@ -312,6 +328,7 @@ def _part(database: StateDatabase, row: BatchRecord, name: str, to: Path | None,
         row.metas,
         tuple(tables),
         None if to is None else str(to),
+        learned,
     )
 
 

@@ -32,11 +32,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection, delete, update
 
-from txstream.core.batch_metas import to_json
+from txstream.core.batch_metas import MetaCodec, to_json
 from txstream.core.errors import IdentityMismatchError, ProgressMismatchError, UsageError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
@@ -71,9 +71,6 @@ from txstream.state.sql.database import PreparedStatements, SqlTransaction
 from txstream.state.sql.framework_tables import dead_letter, fence as fence_table
 from txstream.zookeeper import Identity, Progress, ProgressStore
 from txstream.zookeeper.request_queue import this_operator
-
-if TYPE_CHECKING:
-    from txstream.core.batch_metas import MetaCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +118,7 @@ def swap(
     is done. Raises LeaderExistsError, UnknownTopologyError, ServiceUnavailableError if a database is away,
     and UsageError with what is in the way.
     """
-    settings = (settings or Settings()).resolve()
+    settings, by = (settings or Settings()).resolve(), by or this_operator()
     settings.require_zookeeper()
     with ExitStack() as stack:
         zookeeper = stack.enter_context(open_zookeeper(settings))
@@ -132,14 +129,12 @@ def swap(
         stack.enter_context(elected(zookeeper, topology_id))
 
         def side(one: str) -> Side | None:
-            identity = zookeeper.identity(one)
-            if identity is None:
+            if (identity := zookeeper.identity(one)) is None:
                 return None
             codec = codec_of(identity, None)
             return Side(identity, zookeeper.progress(one, codec), codec)
 
-        mine = side(topology_id)
-        if mine is None:
+        if (mine := side(topology_id)) is None:
             raise ProgressMismatchError(
                 f"topology {topology_id!r} is not in ZooKeeper; `txstream fsck {topology_id}` says why"
             )
@@ -149,16 +144,7 @@ def swap(
         if known is not None:
             stack.enter_context(elected(zookeeper, fork_id))
         theirs = None if known is None else side(fork_id)
-        done = swap_in(
-            mine,
-            theirs,
-            fork_id,
-            databases,
-            back=back,
-            dry_run=dry_run,
-            confirm=confirm,
-            by=by or this_operator(),
-        )
+        done = swap_in(mine, theirs, fork_id, databases, back=back, dry_run=dry_run, confirm=confirm, by=by)
     if known is not None and done.is_done and not back:
         with open_zookeeper(settings) as zookeeper:
             zookeeper.delete_topology(fork_id)
@@ -254,8 +240,9 @@ def settle(unsettled: Unsettled, *, clears: bool = True) -> None:
     is_apart = len({row and (row.txid, row.attempt, row.status) for row in rows}) > 1
     if is_apart or any(row is not None and renaming_later.MOVES in row.details for row in rows):
         _swap_everywhere(unsettled.states, planned, told.txid, unsettled.fence, unsettled.identity)
-    stored = unsettled.store.read_identity()
-    if stored is not None and unsettled.store.load().current == told.txid:
+    if (
+        stored := unsettled.store.read_identity()
+    ) is not None and unsettled.store.load().current == told.txid:
         unsettled.store.replace_identity(replace(stored, tables=planned.names))
     if clears and not planned.back:
         fork = unsettled.store.beside(planned.fork)
@@ -399,7 +386,6 @@ def _back(
         raise UsageError(f"topology {mine.topology!r} cannot go back before a swap with {fork!r}: {why}")
     one = next(iter(done.values()))
     last = Txid(progress.current - 1)
-    now = mine.codec.encode(progress.batches[last].metas)
     return Swap(
         fork,
         "",
@@ -410,7 +396,7 @@ def _back(
         one.names,
         tuple(mine.identity.tables),
         one.metas,
-        places(now),
+        places(mine.codec.encode(progress.batches[last].metas)),
         learned_by(mine.topology, one.txid, databases),
     )
 

@@ -51,6 +51,7 @@ class DeltaTableBolt(StateCommitter):
     """
 
     state: SqlTable
+    tells_rewinds = True
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class DeltaTableBolt(StateCommitter):
     ) -> None:
         require_deltalake()
         self.place = Place.of(uri, storage_options)
+        self.writes_to = (str(self.place),)
         self.partition_by = _listed(partition_by)
         self._order = _listed(order_by)
         self._fields = _listed(fields)

@@ -173,7 +173,11 @@ class Lake:
             for path in undone:
                 with contextlib.suppress(FileNotFoundError):
                     system.delete_file(path)
-        return len(undone)
+        # What a worker that was killed has begun: the library neither shows it nor would a vacuum remove it.
+        begun = [*(self._place.local / folder).glob("*#*")] if self._place.local else []
+        for one in begun:
+            one.unlink(missing_ok=True)
+        return len(undone) + len(begun)
 
     def _made(self, columns: pa.Schema, partition_by: Sequence[str]) -> DeltaTable:
         log.info("making %s", self._place)

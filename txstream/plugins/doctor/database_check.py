@@ -20,11 +20,13 @@ from sqlalchemy import (
     table,
     text,
 )
+from sqlalchemy.exc import DBAPIError
 
 from txstream.core.errors import TxstreamError
 from txstream.inspect.databases import without_password
 from txstream.plugins.doctor.checks import Check, WrongError
 from txstream.plugins.doctor.clocks import Clocks
+from txstream.plugins.doctor.triggers import triggers_found
 from txstream.settings import Settings
 from txstream.settings.given_secrets import as_typed
 from txstream.state import StateDatabase, open_database
@@ -32,6 +34,7 @@ from txstream.state.records import AccessDeniedError
 from txstream.state.sql import framework_tables as revisions
 
 _LOCK_SECONDS = 5.0
+_ROUNDS = 10
 
 
 class _UndoneError(Exception):
@@ -63,6 +66,7 @@ def look_at_database(
             present = set(inspect(connection).get_table_names())
             without = sorted(set(views) - set(inspect(connection).get_view_names()))
             version = ".".join(str(part) for part in connection.dialect.server_version_info or ())
+            triggers = [*triggers_found(connection, [*sorted(_ours(present)), *tables])]
             if dialect.clock is not None:
                 _compare_clock(connection, dialect.clock, f"database {shown}", clocks)
         yield Check(name, True, f"{dialect.label} {version}".strip())
@@ -75,6 +79,15 @@ def look_at_database(
             ),
             "grant its account the right to create, read and write tables",
         )
+        for found in triggers:
+            yield Check(f"{name}: triggers", True, found)
+        if dialect.name == "postgresql" and _shares_sessions(database):
+            yield Check(
+                f"{name}: pooler",
+                True,
+                "note: a pooler of transactions stands between, so that a session's settings and its "
+                "prepared statements are another client's next; txstream works there, as it keeps none",
+            )
         if without:
             yield from _checked(
                 f"{name}: views",
@@ -83,6 +96,26 @@ def look_at_database(
             )
     finally:
         database.close()
+
+
+def _shares_sessions(database: StateDatabase) -> bool:
+    """Whether two sessions of PostgreSQL get the same backend, or one gets another in its next transaction. A
+    pooler of transactions gives out what is free, most often what was in use last, so this is soon seen."""
+    asked, engine = "SELECT pg_backend_pid()", database.sessions.engine
+    try:
+        with engine.connect() as one, engine.connect() as other:
+            for _ in range(_ROUNDS):
+                first = one.exec_driver_sql(asked).scalar_one()
+                one.rollback()
+                if other.exec_driver_sql(asked).scalar_one() == first:
+                    return True
+                if one.exec_driver_sql(asked).scalar_one() != first:
+                    return True
+                one.rollback()
+                other.rollback()
+    except DBAPIError:  # an account that may have a single connection, for example
+        pass
+    return False
 
 
 def _checked(name: str, look: Callable[[], str], remedy: str) -> Iterator[Check]:

@@ -61,6 +61,7 @@ class KafkaSinkBolt(StateCommitter):
     """
 
     state: SqlTable
+    tells_rewinds = True
 
     def __init__(
         self,
@@ -204,8 +205,7 @@ def encoded(value: Any) -> bytes | None:
         return value
     if isinstance(value, str):
         return value.encode()
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_as_json)
-    return text.encode()
+    return _ENCODER.encode(value).encode()
 
 
 def _values(chunk: Chunk, wanted: str | Sequence[str]) -> Sequence[Any]:
@@ -233,3 +233,6 @@ def _as_json(value: Any) -> str:
     if type(value) not in _JSON:
         raise TypeError(f"JSON has no {type(value).__name__}")
     return _JSON[type(value)](value)
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_as_json)

@@ -29,7 +29,7 @@ from txstream.cli import remedies
 from txstream.core.errors import ServiceUnavailableError, TopologyError, TxstreamError, UsageError
 from txstream.core.names import validate_topology_id
 from txstream.inspect import UnknownTopologyError
-from txstream.plugins.web import graph_views, state_views, views
+from txstream.plugins.web import added_pages, graph_views, state_views, views
 from txstream.plugins.web.comparing import FAULTS
 from txstream.plugins.web.guard import Guard, is_same, is_text, logged_in
 from txstream.plugins.web.last_hour import last_hour
@@ -171,7 +171,7 @@ class App:
         found = self.site.standing(topology_id)
         row = views.standing_row(self.site, found)
         hour = None if row["kind"] == "tracked" or found.missing else last_hour(self.site, topology_id)
-        also, problem = views.also_or_why_not(self.site, topology_id)
+        also, problem = added_pages.also_or_why_not(self.site, topology_id)
         return self._one(
             "topology", topology_id, "", row=row, found=found, hour=hour, also=also, problem=problem
         )
@@ -298,7 +298,7 @@ class App:
         return RedirectResponse("/compare", 303)
 
     def _also(self, request: Request, **more: Any) -> Response:
-        page = views.also(self.site, _id(request), request.path_params["name"])
+        page = added_pages.also(self.site, _id(request), request.path_params["name"])
         given = {
             "page": page,
             "told": page.told,
@@ -312,7 +312,7 @@ class App:
     def _press(self, request: Request, form: Form) -> Response:
         """Do what only looks; ask before all else."""
         name, pressed = str(request.path_params["name"]), str(request.path_params["button"])
-        button = views.button(self.site, _id(request), name, pressed)
+        button = added_pages.button(self.site, _id(request), name, pressed)
         if button.asked is None:
             return self._also(request, told=button.done(_client(request)))
         self._require_operate()
@@ -321,7 +321,7 @@ class App:
     def _confirmed(self, request: Request, form: Form) -> Response:
         self._require_operate()
         name, pressed = str(request.path_params["name"]), str(request.path_params["button"])
-        told = views.button(self.site, _id(request), name, pressed).done(_client(request))
+        told = added_pages.button(self.site, _id(request), name, pressed).done(_client(request))
         return self._one("done", _id(request), "", done=" ".join(told.words), live=None, data=None)
 
     def _act(self, request: Request, form: Form) -> Response:

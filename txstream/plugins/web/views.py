@@ -38,19 +38,15 @@ from txstream.inspect.json_documents import (
 from txstream.inspect.ledgers import failed_attempts, part_of, throughput
 from txstream.inspect.standing import Standing, standing_document
 from txstream.plugins.compare import kept
+from txstream.plugins.web.added_pages import UnknownPageError
 
 if TYPE_CHECKING:
     from txstream.core.failing_batch import FailingBatch, Wait
-    from txstream.inspect.pages import Button, Page
     from txstream.inspect.records import Batch, MissingDatabase, TopologySummary
     from txstream.plugins.web.site import Site
     from txstream.zookeeper.notes import Note
 
 T = TypeVar("T")
-
-
-class UnknownPageError(TxstreamError):
-    """There is nothing at this address, or not any more."""
 
 
 DEFAULT_BATCHES = 1_000
@@ -452,30 +448,6 @@ def comparison(site: Site, name: str) -> dict[str, Any]:
 
 def shown_attempt(attempt: int) -> str:
     return f"{epoch_of(attempt)}.{sequence_of(attempt)}"
-
-
-def also_or_why_not(site: Site, topology_id: str) -> tuple[list[Page], str | None]:
-    """Return what installed packages have of a topology, or why that is not known."""
-    try:
-        return list(site.pages(topology_id).values()), None
-    except TxstreamError as error:
-        return [], f"what else there is of {topology_id} is not known: {error}"
-
-
-def also(site: Site, topology_id: str, name: str) -> Page:
-    """Return one of these pages."""
-    page = site.pages(topology_id).get(name)
-    if page is None:
-        raise UnknownPageError(f"topology {topology_id!r} has no page {name!r} now")
-    return page
-
-
-def button(site: Site, topology_id: str, name: str, pressed: str) -> Button:
-    """Return a button of one of them."""
-    found = also(site, topology_id, name).buttons.get(pressed)
-    if found is None:
-        raise UnknownPageError(f"the page {name!r} has no button {pressed!r}")
-    return found
 
 
 def act(site: Site, topology_id: str, kind: str, by: str, components: Sequence[str] = ()) -> str:

@@ -34,11 +34,10 @@ class AppendWriter(TableWriter):
         super().__init__(spec, dialect)
         columns = self._table.c
         # Where keys are expected to be there already, the upsert finds out at once.
-        is_new = spec.state.on_conflict == "fail"
+        is_new = spec.state.on_conflict == "fail" and not self._copies_written
         self._bulk = dialect.bulk_insert(self._table) if is_new else None
-        self._undo: list[Any] = []
         if spec.semantics is not Semantics.NON_TRANSACTIONAL:
-            self._undo.append(delete(self._table))
+            self._undo = [delete(self._table)]
         if spec.keeps_prev:
             created = columns[PREV_TXID_COLUMN].is_(None)
             before = {columns[name]: columns[f"{PREV_PREFIX}{name}"] for name in spec.state.value_names}
@@ -50,10 +49,7 @@ class AppendWriter(TableWriter):
     def _bring_back(self) -> Any:
         """Return the update of rows that were there and are removed."""
         columns, pairs = self._table.c, []
-        for name in (
-            TXID_COLUMN,
-            *self.spec.state.shown_names,
-        ):  # in this order: MySQL assigns from left to right
+        for name in (TXID_COLUMN, *self.spec.state.shown_names):  # MySQL assigns from left to right
             prev, kept = self._prev(name), columns[f"{KEPT_PREFIX}{name}"]
             pairs += [(columns[name], prev), (prev, kept)]
         was_there = case((columns[f"{KEPT_PREFIX}{TXID_COLUMN}"].is_not(None), false()))
@@ -61,10 +57,6 @@ class AppendWriter(TableWriter):
         pairs += [(column, None) for column in columns if "kept" in column.info]
         gone = and_(columns[REMOVED], not_(self._prev(REMOVED)))
         return update(self._table).ordered_values(*pairs).where(gone)
-
-    def restore(self, connection: Connection, txid: int) -> None:
-        for statement in self._undo:
-            connection.execute(statement.where(self._table.c[TXID_COLUMN] == txid))
 
     def write(
         self, connection: Connection, attempt: TransactionAttempt, deltas: pa.Table, answered: Touch
@@ -82,21 +74,8 @@ class AppendWriter(TableWriter):
             return
         self._upserted(connection, attempt, deltas, answered)
 
-    def _upserted(
-        self, connection: Connection, attempt: TransactionAttempt, deltas: pa.Table, answered: Touch
-    ) -> None:
-        """Write rows that may be there."""
-        for chunk in chunks(deltas, self._upsert.chunk_rows):
-            written, may_lose = self._upsert.execute(connection, chunk, attempt.txid)
-            answered()
-            self._prove(connection, attempt, chunk, written, may_lose)
-
     def explain(
-        self,
-        connection: Connection,
-        attempt: TransactionAttempt,
-        deltas: pa.Table,
-        refused: TxstreamError,
+        self, connection: Connection, attempt: TransactionAttempt, deltas: pa.Table, refused: TxstreamError
     ) -> StateValueError | None:
         return self._explained_key(deltas, refused)
 

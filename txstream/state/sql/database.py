@@ -326,12 +326,7 @@ class StateDatabase(StateBackend):
 
     @contextlib.contextmanager
     def begin(
-        self,
-        life: TopologyLife,
-        doing: str,
-        *,
-        alone: bool = True,
-        lock_timeout_seconds: float | None = None,
+        self, life: TopologyLife, doing: str, *, alone: bool = True, lock_timeout_seconds: float | None = None
     ) -> Iterator[SqlTransaction]:
         """See `StateBackend.begin`. The error for a value that the database refuses names the value.
 

@@ -116,6 +116,12 @@ class Upsert(ABC):
         """Write a chunk. Returns the number of rows written: fewer than the chunk has when a row is newer.
         Beside it stands what `StateDialect.may_lose` says of the table, None if that is to be asked."""
 
+    def copy_to(self, overwrite: Any, copied: Mapping[str, Any]) -> None:
+        """Put each written row that carries the chunk's txid then into another table, too, by the insert that
+        `StateDialect.overwrite` returns for it: `copied` has the columns there, as expressions over those
+        here. Optional: see `StateDialect.copies_written`."""
+        raise NotImplementedError
+
 
 class BulkInsert(ABC):
     """A prepared insert of rows that are most likely new, better than an upsert from so many rows on."""
@@ -172,6 +178,8 @@ class StateDialect(ABC):
     """The isolation level under which a transaction sees one snapshot; None where every level does."""
     asks_at_release: ClassVar[bool] = False
     """Whether returning a connection to its pool sends something to the server."""
+    copies_written: ClassVar[bool] = False
+    """Whether its upserts have `copy_to`."""
 
     def __init__(self, url: URL, connect_timeout_seconds: float, message_timeout_seconds: float) -> None:
         """Connects to nothing yet. Raises UsageError for a URL that cannot be used."""
@@ -435,11 +443,7 @@ class _InLookup(Lookup):
     chunk_rows: ClassVar[int] = 500
 
     def __init__(
-        self,
-        dialect: StateDialect,
-        table: Table,
-        columns: Mapping[str, pa.DataType],
-        carries: Carries | None,
+        self, dialect: StateDialect, table: Table, columns: Mapping[str, pa.DataType], carries: Carries | None
     ) -> None:
         self._dialect = dialect
         self._keys = key_columns(table)

@@ -16,12 +16,7 @@ from txstream.core.errors import (
     StateValueError,
     TxstreamError,
 )
-from txstream.state.records import (
-    AccessDeniedError,
-    AnswerLostError,
-    FenceLockedError,
-    SchemaDamagedError,
-)
+from txstream.state.records import AccessDeniedError, AnswerLostError, FenceLockedError, SchemaDamagedError
 
 REMEDY = "set --database / TXSTREAM_DATABASE to a SQLAlchemy URL"
 

@@ -40,7 +40,8 @@ _HEAVY = ("key", "value", "headers", "traceback")
 _MOST_KEYS = 100  # in one question
 _ATTEMPT = ("topology", "uuid", "txid", "attempt")
 _COUNTED = select(func.count()).select_from(dead_letter)
-# Made once: to make it takes SQLAlchemy as long as the database takes to answer it.
+# Made once: to make them takes SQLAlchemy as long as the database takes to answer.
+_INSERT = sql_insert(dead_letter)
 _OF_ATTEMPT = _COUNTED.where(*(dead_letter.c[name] == bindparam(name) for name in _ATTEMPT))
 
 
@@ -58,7 +59,7 @@ def insert(
     batch = mine | {"status": DEAD, "when": when}
     rows = [batch | _columns(cleaned(one)) | {"place": place_of(one.source)} for one in letters]
     if rows:
-        connection.execute(sql_insert(dead_letter), rows)
+        connection.execute(_INSERT, rows)
         _prove(connection, _OF_ATTEMPT, len(rows), TransactionAttempt(txid, attempt), **mine)
 
 

@@ -149,9 +149,18 @@ class UnnestUpsert(Upsert):
             insert = insert.on_conflict_do_update(
                 index_elements=list(table.primary_key.columns), set_=changes, where=condition
             )
-        self._sql = _compiled(insert)
+        self._insert, self._sql = insert, _compiled(insert)
         self._table = table
+        self._counts = False
         self._has_txid = any("txid" in column.info for column in table.columns)
+
+    def copy_to(self, overwrite: Any, copied: Mapping[str, Any]) -> None:
+        # One statement: to find the rows again, by an index on txid, would make every update dearer.
+        written = self._insert.returning(*copied.values()).cte("txstream_written")
+        rows = select(written).where(written.c[TXID_COLUMN] == bindparam("txid"))
+        copy = overwrite.from_select(list(copied), rows).cte("txstream_copied")
+        self._sql = _compiled(select(func.count()).select_from(written).add_cte(copy))
+        self._counts = True
 
     def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> tuple[int, bool | None]:
         written, may_lose = 0, False
@@ -161,7 +170,7 @@ class UnnestUpsert(Upsert):
             if self._has_txid:
                 parameters["txid"] = txid
             changed, found = _ask(connection, _texts(connection, [(self._sql, parameters), asked]))
-            written += changed.command_tuples
+            written += int(changed.get_value(0, 0)) if self._counts else changed.command_tuples
             may_lose = found.get_value(0, 0) == b"t"
         return written, may_lose
 
@@ -275,6 +284,7 @@ class PostgreSQLDialect(ServerDialect):
         *("dbname", "hostaddr", "options", "passfile", "service", "servicefile", "target_session_attrs"),
     )
     clock: ClassVar[str | None] = "clock_timestamp()"
+    copies_written: ClassVar[bool] = True
     longest_name: ClassVar[int | None] = 63  # bytes; the server cuts a longer name without an error
     taken_columns: ClassVar[frozenset[str]] = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
     taken_tables: ClassVar[frozenset[str]] = frozenset({"excluded"})  # a keyword of the upsert

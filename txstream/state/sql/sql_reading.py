@@ -11,7 +11,20 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import ColumnElement, Connection, Select, Table, and_, case, func, not_, null, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    MappingResult,
+    Select,
+    Table,
+    and_,
+    case,
+    func,
+    not_,
+    null,
+    or_,
+    select,
+)
 
 from txstream.api.state import PREV_PREFIX, PREV_TXID_COLUMN, REMOVED, TXID_COLUMN
 from txstream.core.errors import StateTableError
@@ -118,8 +131,7 @@ class SqlStateReading(StateReading):
         stored, found = self._table(table)
         query = select(found).where(found.c[TXID_COLUMN].between(txid, self._as_of))
         query = query.order_by(found.c[TXID_COLUMN]).execution_options(yield_per=10_000)
-        rows = self._connection.execute(query)
-        return (_row(stored, row) for row in rows.mappings())
+        return _rows_of(stored, self._connection.execute(query).mappings())
 
     def marked(self, table: str, flag: str, time: str, after: Any, until: datetime) -> Iterator[StoredRow]:
         stored, found = self._table(table)
@@ -127,7 +139,7 @@ class SqlStateReading(StateReading):
         first, last = self._dialect.to_driver(limits)
         query = select(found).where(found.c[flag], found.c[time] <= last)
         rows = self._connection.execute(query if first is None else query.where(found.c[time] > first))
-        return (_row(stored, row) for row in rows.mappings())
+        return _rows_of(stored, rows.mappings())
 
     # --- for fsck -----------------------------------------------------------------------------------
 
@@ -208,7 +220,7 @@ class SqlStateReading(StateReading):
         return select(*columns, since.label(_UNFINISHED)).where(not_(hidden))
 
     def _rows(self, table: StoredTable, query: Select[Any]) -> list[StoredRow]:
-        return [_row(table, row) for row in self._connection.execute(query).mappings()]
+        return [*_rows_of(table, self._connection.execute(query).mappings())]
 
     def _by_key(self, table: Table) -> list[ColumnElement[Any]]:
         return [self._dialect.ordering(column) for column in key_columns(table)]
@@ -221,33 +233,40 @@ _PART_ROWS = 10_000
 _UNFINISHED = "txstream_unfinished"
 
 
-def _row(table: StoredTable, row: Mapping[Any, Any]) -> StoredRow:
-    prev, knows_before = None, True
-    if table.has_prev:
-        prev = {field.name: value_of(row[f"{PREV_PREFIX}{field.name}"], field.type) for field in table.value}
-        if table.on_conflict is None:
-            created = all(value is None for value in prev.values())
-        else:
-            knows_before = row[PREV_TXID_COLUMN] is None or row[PREV_TXID_COLUMN] != row[TXID_COLUMN]
-            created = row[PREV_TXID_COLUMN] is None or not knows_before
-        if created or (table.removes and row[f"{PREV_PREFIX}{REMOVED}"] is not False):
-            prev = None
-    txid = row[TXID_COLUMN] if table.has_txid else None
-    return StoredRow(
-        {field.name: value_of(row[field.name], field.type) for field in table.key},
-        {field.name: value_of(row[field.name], field.type) for field in table.value},
-        prev,
-        None if txid is None else Txid(txid),
-        bool(row.get(_UNFINISHED, False)),
-        table.removes and row.get(REMOVED, False) is not False,
-        knows_before,
-    )
+def _rows_of(table: StoredTable, rows: MappingResult) -> Iterator[StoredRow]:
+    # Lists, because to go through a schema takes longer than to read a row's values.
+    tells = _UNFINISHED in rows.keys()  # noqa: SIM118 - of a result, which is no dict
+    keys, values = ([(one.name, one.type) for one in schema] for schema in (table.key, table.value))
+    for row in rows:
+        prev, knows_before = None, True
+        if table.has_prev:
+            prev = {name: value_of(row[f"{PREV_PREFIX}{name}"], kind) for name, kind in values}
+            if table.on_conflict is None:
+                created = all(value is None for value in prev.values())
+            else:
+                knows_before = row[PREV_TXID_COLUMN] is None or row[PREV_TXID_COLUMN] != row[TXID_COLUMN]
+                created = row[PREV_TXID_COLUMN] is None or not knows_before
+            if created or (table.removes and row[f"{PREV_PREFIX}{REMOVED}"] is not False):
+                prev = None
+        yield StoredRow(
+            {name: value_of(row[name], kind) for name, kind in keys},
+            {name: value_of(row[name], kind) for name, kind in values},
+            prev,
+            row[TXID_COLUMN] if table.has_txid else None,
+            tells and bool(row[_UNFINISHED]),
+            table.removes and row.get(REMOVED, False) is not False,
+            knows_before,
+        )
+
+
+_INTEGERS = pa.int8(), pa.int16(), pa.int32(), pa.int64()
+_AS_THEY_ARE = {one.id for one in (*_INTEGERS, pa.float32(), pa.float64(), pa.string(), pa.large_string())}
 
 
 def value_of(value: Any, data_type: pa.DataType) -> Any:
     """Return the Python value of a declared type. Databases that lack a type keep it as another one."""
-    if value is None:
-        return None
+    if value is None or data_type.id in _AS_THEY_ARE:
+        return value
     if isinstance(value, memoryview):
         return bytes(value)
     if isinstance(value, str) and pa.types.is_temporal(data_type):

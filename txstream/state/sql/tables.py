@@ -58,20 +58,11 @@ from txstream.api.state import (
     SqlState,
 )
 from txstream.core.batch_metas import to_json
-from txstream.core.errors import (
-    CorruptStateError,
-    StateTableError,
-)
+from txstream.core.errors import CorruptStateError, StateTableError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import Txid
 from txstream.state import declarations
-from txstream.state.changes import (
-    CREATING,
-    added_values,
-    committed_in_part,
-    declared_values,
-    refused_changes,
-)
+from txstream.state.changes import CREATING, added_values, committed_in_part, declared_values, refused_changes
 from txstream.state.declarations import Owner
 from txstream.state.records import TableSpec, TopologyLife
 from txstream.state.sql.dialect import StateDialect
@@ -143,7 +134,7 @@ def _built(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Tabl
         *checks,
         **_table_options(spec, dialect),
     )
-    if state.index_txid and semantics is not Semantics.NON_TRANSACTIONAL:
+    if semantics is not Semantics.NON_TRANSACTIONAL and finds_by_txid(state, dialect):
         Index(None, table.c[TXID_COLUMN])
     if state.removed_by is not None:
         # Of few rows: those that the last batches have removed. Not by txid, which every update changes.
@@ -154,6 +145,16 @@ def _built(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Tabl
     if state.keep_on is not None and (not spec.is_keyed or state.keep_on != state.key_names[0]):
         Index(None, table.c[state.keep_on])
     return table
+
+
+def finds_by_txid(state: SqlState, dialect: StateDialect) -> bool:
+    """Is there an index on txid, because it is declared or because changes are copied by it?"""
+    return state.index_txid or (state.changes_to is not None and not copies_written(state, dialect))
+
+
+def copies_written(state: SqlState, dialect: StateDialect) -> bool:
+    """Are changes copied by the upsert that makes them? What marks rows is another statement."""
+    return state.changes_to is not None and dialect.copies_written and state.marks is None
 
 
 def _table_options(spec: TableSpec, dialect: StateDialect) -> dict[str, Any]:
@@ -219,7 +220,7 @@ def join_table(
                 f"{statement}"
             )
         index = _index_of_difference(connection, dialect, spec)
-        if index is not None and not (creating and spec.state.index_txid):
+        if index is not None and not (creating and finds_by_txid(spec.state, dialect)):
             raise _other_index(connection, index, spec)
         if creating and not check_only:
             for one in (index, by_time):
@@ -447,11 +448,13 @@ def _index_of_difference(connection: Connection, dialect: StateDialect, spec: Ta
     state = replace(spec.state, index_txid=True, keep=None, keep_on=None)
     table = build_table(state, spec.semantics, dialect)
     index = next(one for one in table.indexes if one.columns.keys() == [TXID_COLUMN])
-    return None if _is_there(connection, dialect, index) == spec.state.index_txid else index
+    is_there, wanted = _is_there(connection, dialect, index), finds_by_txid(spec.state, dialect)
+    # Where changes leave, an earlier txstream has made one.
+    return None if is_there == wanted or (is_there and spec.state.changes_to is not None) else index
 
 
 def _other_index(connection: Connection, index: Index, spec: TableSpec) -> StateTableError:
-    wanted = spec.state.index_txid
+    wanted = spec.state.index_txid or spec.state.changes_to is not None
     statement = (CreateIndex if wanted else DropIndex)(index).compile(dialect=connection.dialect)
     return StateTableError(
         f"state table {spec.state.table!r} is declared with index_txid={wanted} and has "

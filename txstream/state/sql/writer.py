@@ -34,7 +34,7 @@ from txstream.core.transaction import TransactionAttempt
 from txstream.state.records import TableSpec
 from txstream.state.sql.dialect import INTEGER_RANGES, Carries, StateDialect, Touch
 from txstream.state.sql.errors import rows_missing
-from txstream.state.sql.tables import build_table
+from txstream.state.sql.tables import build_table, copies_written
 from txstream.state.values import check_key_values, check_value, chunks, prepare, shown_key
 
 _EXACT = decimal.Context(prec=100)
@@ -50,26 +50,27 @@ class TableWriter:
         self._dialect = dialect
         self._table: Table = build_table(spec.state, spec.semantics, dialect)
         self._custom = custom_columns(spec)
+        self._copies_written = copies_written(spec.state, dialect)
         self._upsert = dialect.upsert(self._table, self._update if spec.is_keyed else None)
+        if self._copies_written:
+            self._upsert.copy_to(dialect.overwrite(self._changes), self._copied())
         carries: Carries | None = None
         if spec.semantics is not Semantics.NON_TRANSACTIONAL:
             keeps_older = spec.state.on_conflict == "ignore" or spec.state.sequence_by is not None
             carries = "<=" if keeps_older else "="
         self._lookup = dialect.lookup(self._table, self._looked_up(), carries)
+        self._undo: list[Any] = []
         if spec.semantics is Semantics.OPAQUE and not spec.appends:
-            values = spec.state.value_names
             # All prevs are set when a row's txid changes: the first one tells whether that txid created it.
-            self._delete_created = delete(self._table).where(self._prev(values[0]).is_(None))
-            self._put_back = update(self._table).values(
-                {self._table.c[name]: self._prev(name) for name in values}
-            )
+            created = self._prev(spec.state.value_names[0]).is_(None)
+            before = {self._table.c[name]: self._prev(name) for name in spec.state.value_names}
+            self._undo = [delete(self._table).where(created), update(self._table).values(before)]
 
     def restore(self, connection: Connection, txid: int) -> None:
         """See `StateTransaction.restore`. Without an index on txid this reads the whole table."""
         # A value, because SQLAlchemy takes a parameter named as a column for that column's new value.
-        here = self._table.c[TXID_COLUMN] == txid
-        connection.execute(self._delete_created.where(here))
-        connection.execute(self._put_back.where(here))
+        for statement in self._undo:
+            connection.execute(statement.where(self._table.c[TXID_COLUMN] == txid))
 
     def mark(self, connection: Connection, txid: int, until: datetime) -> None:
         """See `StateTransaction.mark`."""
@@ -95,19 +96,28 @@ class TableWriter:
         assert self.spec.state.changes is not None
         return build_table(self.spec.state.changes, Semantics.OPAQUE, self._dialect)
 
-    def keep_changes(self, connection: Connection, txid: int) -> None:
-        """See `StateTransaction.keep_changes`."""
+    def _copied(self) -> dict[str, Any]:
+        """Return the columns of a change as expressions over the row: as it is now, or as it was before."""
         state, columns = self.spec.state, self._table.c
+        values: dict[str, Any] = {name: columns[name] for name in state.shown_names}
         gone: Any = columns[REMOVED] if state.removed_by is not None else false()
-        values = [columns[name] for name in state.shown_names]
         if state.keeps_versions:
-            values = [self._prev(name) for name in state.shown_names]
+            values = {name: self._prev(name).label(name) for name in values}
             created = columns.get(PREV_TXID_COLUMN, self._prev(state.value_names[0])).is_(None)
             gone = created if state.removed_by is None else func.coalesce(self._prev(REMOVED), true())
-        names = (*state.key_names, *state.shown_names)
-        keys = [columns[name] for name in (TXID_COLUMN, TXID_COLUMN, *state.key_names)]
-        here = select(*keys, *values, gone).where(columns[TXID_COLUMN] == txid)
-        connection.execute(insert(self._changes).from_select([TXID_COLUMN, BATCH, *names, GONE], here))
+        found = {TXID_COLUMN: columns[TXID_COLUMN], BATCH: columns[TXID_COLUMN].label(BATCH)}
+        return {
+            **found,
+            **{name: columns[name] for name in state.key_names},
+            **values,
+            GONE: gone.label(GONE),
+        }
+
+    def keep_changes(self, connection: Connection, txid: int) -> None:
+        """See `StateTransaction.keep_changes`."""
+        if not self._copies_written:
+            rows = select(*self._copied().values()).where(self._table.c[TXID_COLUMN] == txid)
+            connection.execute(insert(self._changes).from_select(list(self._copied()), rows))
 
     def remove_expired(self, connection: Connection, horizon: int, most: int, answered: Touch) -> None:
         """See `StateTransaction.remove_expired`."""
@@ -163,6 +173,12 @@ class TableWriter:
             deltas = self._called(connection, attempt, deltas)
         if self.spec.semantics is Semantics.OPAQUE:
             deltas = self._without_nulls(connection, attempt, deltas)
+        self._upserted(connection, attempt, deltas, answered)
+
+    def _upserted(
+        self, connection: Connection, attempt: TransactionAttempt, deltas: pa.Table, answered: Touch
+    ) -> None:
+        """Write rows that may be there."""
         for chunk in chunks(deltas, self._upsert.chunk_rows):
             written, may_lose = self._upsert.execute(connection, chunk, attempt.txid)
             answered()
@@ -188,11 +204,7 @@ class TableWriter:
             raise self._refused(connection, attempt, rows, rows.num_rows - written)
 
     def explain(
-        self,
-        connection: Connection,
-        attempt: TransactionAttempt,
-        deltas: pa.Table,
-        refused: TxstreamError,
+        self, connection: Connection, attempt: TransactionAttempt, deltas: pa.Table, refused: TxstreamError
     ) -> StateValueError | None:
         """Return the error for a value that the database refused, called outside of that transaction.
 

@@ -69,7 +69,7 @@ ${spark(row["tuples"])}
 % for table in status.tables:
 <a href="${address(id, "state", table)}">${table}</a>
 % endfor
-${"in " + ", ".join(found.places) if found.places else "no database yet"}</dd>
+in ${found.shown_places}</dd>
 <dt>leader</dt><dd>${row["leader"] or "none, it is not running"}</dd>
 % if row["standbys"]:
 <dt>standbys</dt><dd>${", ".join(row["standbys"])}</dd>
