@@ -276,6 +276,7 @@ class RewindingWorld(MutableWorld):
 
     saved: set[str] = field(default_factory=set)
     txids: dict[str, int] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
     rewinds: int = 0
     checks: int = 0
     people: int = 0
@@ -346,13 +347,21 @@ class RewindingWorld(MutableWorld):
         elif name not in self.saved:
             self.saved.add(name)
             self.txids[name] = txid = found[name].txid
-            self._look_at_tables(f"savepoint {name}", lambda _: txid, f"__sp_{name}")
+            self.attempts[name] = next(iter(found[name].parts.values())).attempt
+            attempt = self.attempts[name]
+
+            def as_of(ledger: Ledger) -> int | None:
+                """Nothing is known any more of an attempt that was undone while the savepoint was made."""
+                return txid if ledger.attempts.get(txid) == attempt else None
+
+            self._look_at_tables(f"savepoint {name}", as_of, f"__sp_{name}")
 
     def committed(self, driver: SimulatedDriver, attempt: TransactionAttempt) -> None:
         super().committed(driver, attempt)
         self._look(f"after the commit of {attempt}")
 
     def _look(self, when: str) -> None:
+        # While the last batch is open, somebody is committing.
         self._look_at_tables(when, lambda ledger: None if ledger.is_open else ledger.last)
 
     def _look_at_tables(self, when: str, as_of: Callable[[Ledger], int | None], suffix: str = "") -> None:
@@ -362,7 +371,7 @@ class RewindingWorld(MutableWorld):
                 ledger = ledger_of(file, self.txids)
                 txid = as_of(ledger)
                 if txid is None:
-                    continue  # somebody is committing
+                    continue
                 for _, table in [one for one in TABLES if one[0] == name]:
                     self.checks += 1
                     rows, query = ledger.rows(txid), "SELECT word, n, total FROM "
@@ -398,10 +407,13 @@ class RewindingWorld(MutableWorld):
     def _finish(self, last: SimulatedDriver) -> None:
         """Finish, go back once more, which must succeed where there is a savepoint, and finish again."""
         super()._finish(last)
-        if not self.saved:
+        (ledger, *_) = [ledger_of(file, self.txids) for file in self.files.values()]
+        # The batch of some was undone after its commit, whose answer was lost.
+        names = [one for one in sorted(self.saved) if ledger.attempts[self.txids[one]] == self.attempts[one]]
+        if not names:
             return
         done, rewinder = self.rewinds, Rewinder(self, self._next_person())
-        rewinder.to = self.chances.pick(sorted(self.saved))
+        rewinder.to = self.chances.pick(names)
         if self.txids[rewinder.to] >= self.current - 1:
             return
         rewinder.step()

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,13 +53,13 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SavedRig]:
             made.test.close()
 
 
-def go_back(rig: SavedRig, to: str) -> Rewound:
-    """Rewind while nothing runs the topology."""
+def go_back(rig: SavedRig, to: str, hook: Callable[[str, str], None] | None = None) -> Rewound:
+    """Rewind while nothing runs the topology. `hook` is called before and after each write to ZooKeeper."""
     assert rig.test is not None
     with contextlib.suppress(UsageError):  # it does not run
         rig.test.crash()
     codec = MetaCodec(MemoryRange)
-    store = MemoryProgress(rig.test._control.driver._world.tree, "words", codec)
+    store = MemoryProgress(rig.test._control.driver._world.tree, "words", codec, hook=hook)
     identity = store.read_identity()
     assert identity is not None
     with opened("words", rig.settings) as databases:
@@ -232,6 +232,44 @@ def test_a_savepoint_of_what_was_undone_is_refused_once_its_dead_letters_are_gon
     test.restart()
     test.run()
     assert totals(rig, 0) == totals(rig, 1) == truth(without="d")
+
+
+def test_a_late_write_that_drops_plans_does_not_drop_the_rewind(rig: SavedRig) -> None:
+    test = rig.start(SPOUTS["transactional"])
+    test.run()
+    create_savepoint("words", "monday", rig.settings)
+    rig.source.append("words/0", ("c", 4), ("a", 5), ("d", 6))
+    test.crash(at=Point.BEFORE_COMMIT, txid=4)
+    tree, late = test._control.driver._world.tree, list[str]()
+
+    def is_late(when: str, write: str) -> None:
+        if (when, write, late) == ("before", "rebuild", []):
+            late.append(write)
+            tree.delay_next_write()
+
+    assert go_back(rig, "monday", is_late).txid == 4
+    assert late, "there was a plan"
+    tree.deliver_late()
+    test.restart()
+    test.run()
+    assert totals(rig, 0) == totals(rig, 1) == truth()
+
+
+def test_a_savepoint_of_an_attempt_that_was_undone_is_refused(rig: SavedRig) -> None:
+    test = rig.start()
+    test.run()
+    create_savepoint("words", "monday", rig.settings)
+    more(rig)
+    with contextlib.suppress(UsageError):
+        test.crash()
+    # Its answer was lost, and the batch was committed again by a later attempt.
+    for file in rig.files:
+        with sqlite3.connect(file) as connection:
+            connection.execute("UPDATE txstream_batch SET attempt = attempt + 1 WHERE txid = 2")
+    rows = rig.all_rows()
+    with pytest.raises(UsageError, match="has what an attempt of txid 2 has committed that was undone"):
+        go_back(rig, "monday")
+    assert rig.all_rows() == rows
 
 
 def test_those_who_look_back_do_not_see_what_was_undone(rig: SavedRig) -> None:

@@ -1,8 +1,9 @@
 """Rewind: all states of a topology put back to an earlier txid, under a txid of its own.
 
 Steps. 1. Be elected, claim an epoch, raise every fence; settle what was left by a crash. 2. Drop the plans
-that nothing has committed. 3. In each database one transaction puts the rows back, undoes the dead letters of
-the batches since, and writes the ledger row. 4. Progress advances as after any batch.
+that nothing has committed; if there were some, claim another epoch. 3. In each database one transaction puts
+the rows back, undoes the dead letters of the batches since, and writes the ledger row. 4. Progress advances
+as after any batch.
 
 Invariants. The rewind is the batch of the txid that would commit next: that txid is never used again, no
 attempt of an undone batch comes back under it, and its metas are the places of the txid that is gone back to.
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import Connection, Table, delete, insert, select, update
 
 from txstream.api.state import BATCH, TXID_COLUMN
-from txstream.core.errors import ProgressMismatchError, UsageError
+from txstream.core.errors import FencedError, ProgressMismatchError, UsageError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.engine.start.recovery import prove_distinct, recover, take_over
@@ -169,6 +170,9 @@ def rewind_in(
     if len(kept) < len(progress.batches):
         without = Progress(progress.current, progress.committed_by, kept)
         store.replace(partial(rebuild, codec, identity, without))
+        # A late copy of that write would drop what step 4 stores: not under another claim.
+        fence = prove_distinct(topology_id, states, take_over(store, states))
+        refuse_overtaken(topology_id, without, _settled(topology_id, semantics, store, states, codec))
     _reached("plans dropped")
     # Step 3
     _put_back_everywhere(states, target, progress.current, fence)
@@ -187,6 +191,14 @@ def settle(unsettled: Unsettled) -> None:
         return
     if len({row and (row.txid, row.attempt, row.status) for row in rows}) > 1:
         _put_back_everywhere(unsettled.states, target, newest.txid, unsettled.fence)
+
+
+def refuse_overtaken(topology_id: str, before: Progress, now: Progress) -> None:
+    """Raise FencedError if another driver has led between two claims of this process."""
+    if now != before:
+        raise FencedError(
+            f"another driver has led topology {topology_id!r} meanwhile; nothing was changed, try again"
+        )
 
 
 def _settled(
@@ -218,11 +230,17 @@ def _target(topology_id: str, to: str, databases: Sequence[StateDatabase], progr
         raise UsageError(
             f"topology {topology_id!r} is at txid {last}: it can go back to an earlier one, not to {txid}"
         )
-    if named:
-        learned = learned_at(topology_id, named[0], databases)
-        metas: Mapping[str, Any] = next(iter(named[0].parts.values())).metas
-        return Target(txid, named[0].name, last, places(metas), learned)
     row = next((row for one in databases if (row := one.batch(topology_id, txid)) is not None), None)
+    for one in named:
+        part = next(iter(one.parts.values()))
+        if row is None or row.attempt == part.attempt:
+            learned = learned_at(topology_id, one, databases)
+            return Target(txid, one.name, last, places(part.metas), learned)
+        if one.name == to:
+            raise UsageError(
+                f"savepoint {to!r} of topology {topology_id!r} has what an attempt of txid {txid} has "
+                f"committed that was undone; drop it, and go back to another"
+            )
     if row is None:
         raise UsageError(
             f"topology {topology_id!r} has no txid {txid} in its ledger, whose places would be gone back to; "

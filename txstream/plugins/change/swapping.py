@@ -51,7 +51,7 @@ from txstream.plugins.change import kept, renaming, renaming_later
 from txstream.plugins.change.forks import fork_of
 from txstream.plugins.change.kept import OLD, Kept
 from txstream.plugins.change.ownership import forget_fork, own, renumber, tell_changes
-from txstream.plugins.change.rewinding import places
+from txstream.plugins.change.rewinding import places, refuse_overtaken
 from txstream.plugins.change.savepoints import learned_by, sql_database, sql_databases
 from txstream.plugins.change.swap_plan import (
     Swap,
@@ -218,6 +218,9 @@ def swap_in(
         without = Progress(progress.current, progress.committed_by, plans)
         narrowed = replace(mine.identity, tables=both)
         mine.store.replace(partial(rebuild, mine.codec, narrowed, without))
+        # A late copy of that write would drop what step 5 stores: not under another claim.
+        states, attempt = _lead(mine, databases)
+        refuse_overtaken(topology_id, without, _whole(mine, states))
     _reached("plans dropped")
     # Step 4
     _swap_everywhere(states, planned, progress.current, attempt, mine.identity)
