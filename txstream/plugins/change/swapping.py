@@ -21,9 +21,11 @@ a rewind to txid 0: no earlier batch has an effect in the tables, so that `why`,
 it has no digests, and as many keys as it has rows. `swap --back` puts tables of the topology's own numbers
 back, as of the batch before the swap: there it is a rewind to that txid, rows keep their txids, and it reads
 again what came since. Savepoints of before still have the rows of before; a rewind to one of them works if
-the declarations are the same. Replaying a batch of before the swap reads the topics and the ledger, as ever.
+the declarations are the same. Dead letters of before would be counted twice if they were retried, so a swap
+with some is refused.
 
-Dead letters of before would be counted twice if they were retried, so a swap with some is refused."""
+Over 500 lines: one batch, whose steps are read beside what a crash leaves of each.
+"""
 
 from __future__ import annotations
 
