@@ -113,6 +113,22 @@ CHANGE = (
     ),
     Guard(
         "change",
+        "a rewind that has dropped plans goes on under another claim",
+        f"{_ROOM}/rewinding.py",
+        "        fence = prove_distinct(topology_id, states, take_over(store, states))\n        refuse",
+        "        refuse",
+        f"{_REWIND}::test_a_late_write_that_drops_plans_does_not_drop_the_rewind",
+    ),
+    Guard(
+        "change",
+        "a savepoint of an attempt that was undone is not gone back to",
+        f"{_ROOM}/rewinding.py",
+        "        if row is None or row.attempt == part.attempt:\n",
+        "        if True:\n",
+        f"{_REWIND}::test_a_savepoint_of_an_attempt_that_was_undone_is_refused",
+    ),
+    Guard(
+        "change",
         "a swap is the batch that would commit next",
         f"{_ROOM}/swapping.py",
         "_swap_everywhere(states, planned, progress.current, attempt, mine.identity)",
