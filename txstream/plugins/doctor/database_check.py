@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,8 @@ from txstream.settings.given_secrets import as_typed
 from txstream.state import StateDatabase, open_database
 from txstream.state.records import AccessDeniedError
 from txstream.state.sql import framework_tables as revisions
+
+log = logging.getLogger(__name__)
 
 _LOCK_SECONDS = 5.0
 _ROUNDS = 10
@@ -113,8 +116,8 @@ def _shares_sessions(database: StateDatabase) -> bool:
                     return True
                 one.rollback()
                 other.rollback()
-    except DBAPIError:  # an account that may have a single connection, for example
-        pass
+    except DBAPIError as error:  # an account that may have a single connection, for example
+        log.info("whether a pooler stands before PostgreSQL is not known: %s", error.orig)
     return False
 
 
