@@ -136,6 +136,8 @@ class Pair:
 class Mirror(Pair):
     """The last row of each word, which can be removed, and its sum, whose changes leave for a topic."""
 
+    changes_to: Any = "changes"
+
     def code(
         self, name: str, spout: Any, *, suffix: str = "", weight: int = 1, records: int = 2
     ) -> TransactionalTopologyBuilder:
@@ -145,7 +147,7 @@ class Mirror(Pair):
             removed_by="gone", sequence_by="number", url=self.urls[0],
         )  # fmt: skip
         builder.set_bolt("keep", SqlAppendBolt(last, order_by="number")).fields_grouping("words", "word")
-        topic = None if suffix else "changes"
+        topic = None if suffix else self.changes_to
         sums = SqlState(
             f"sums{suffix}", key="word string", value="n bigint", url=self.urls[1], changes_to=topic,
             index_txid=True,

@@ -14,7 +14,7 @@ from txstream.plugins.change import rewinding
 CODE = """
 from txstream import (
     BasicBolt, Count, DeadLetters, KafkaSinkBolt, KafkaSource, OpaqueSpout, SqlState, SqlStateBolt,
-    TransactionalTopologyBuilder,
+    TransactionalTopologyBuilder, Versions,
 )
 
 
@@ -38,6 +38,8 @@ def topology():
     builder.set_bolt("book", Ledger()).shuffle_grouping("lines")
     state = SqlState("totals", key="value string", value="n bigint", changes_to="changes")
     builder.set_committer_bolt("count", SqlStateBolt(state, n=Count())).fields_grouping("lines", "value")
+    kept = SqlState("kept", key="value string", value="n bigint", changes_to=Versions())
+    builder.set_committer_bolt("keep", SqlStateBolt(kept, n=Count())).fields_grouping("lines", "value")
     builder.set_committer_bolt("alert", KafkaSinkBolt("alerts", value="value")).shuffle_grouping("lines")
     return builder.build()
 """

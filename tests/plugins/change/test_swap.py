@@ -24,7 +24,7 @@ from support.swap_rigs import (
     truth,
 )
 
-from txstream import inspect
+from txstream import Versions, inspect
 from txstream.api.spouts import OpaqueSpout
 from txstream.core.errors import (
     CorruptStateError,
@@ -99,6 +99,25 @@ def test_removed_rows_and_changes_to_a_topic_go_along(files: list[Path], spout: 
         pair = Mirror([f"sqlite:///{file}" for file in files], source)
         with running(pair):
             removed_rows_and_changes_go_along(pair, spout)
+
+
+def test_versions_go_along_and_are_told_nothing(files: list[Path]) -> None:
+    """What a row was before a swap is in no version: its numbers are another topology's."""
+    with MemorySpout("word string, number bigint, gone boolean", {"words/0": REMOVABLE}) as source:
+        pair = Mirror([f"sqlite:///{file}" for file in files], source)
+        pair.changes_to = Versions()
+        with running(pair):
+            begin(pair, OpaqueSpout)
+            before = pair.asked(1, "SELECT * FROM sums_versions ORDER BY 1, 2")
+            assert before
+            assert pair.swap().tables == ("last", "sums", "sums_versions")
+            assert pair.asked(1, "SELECT * FROM sums_versions ORDER BY 1, 2") == before
+            pair.source.append("words/0", ("b", 2, False))
+            pair.go_on(OpaqueSpout, weight=2)
+            assert pair.asked(1, "SELECT word, n FROM sums ORDER BY word") == [("a", 2), ("b", 3)]
+            (last,) = pair.asked(1, "SELECT max(txid) FROM sums_versions")
+            query = f"SELECT word, n FROM sums_versions WHERE txid = {last[0]}"
+            assert pair.asked(1, query) == [("b", 2)]
 
 
 STEPS = [

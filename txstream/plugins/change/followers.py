@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from txstream.api.state import SqlState
 from txstream.core.wording import in_order
 
 if TYPE_CHECKING:
@@ -26,13 +24,12 @@ class Followers:
         for one in topology.bolts:
             bolt: Any = one.instance
             found[bolt.tells_rewinds].update(f"{place} (component {one.id})" for place in bolt.writes_to)
-            states = getattr(bolt, "states", None)
-            kept = [getattr(bolt, "state", None), *(states.values() if isinstance(states, Mapping) else ())]
-            found[True].update(
-                f"topic {state.changes_to} (changes of {state.table})"
-                for state in kept
-                if isinstance(state, SqlState) and state.changes_to is not None
-            )
+        states = (*(bolt.state for bolt, _ in topology.states), *(use.state for use in topology.map_states))
+        found[True].update(
+            f"topic {state.changes_to} (changes of {state.table})"
+            for state in states
+            if state.changes_to is not None and not state.keeps_versions
+        )
         source, letters = topology.spout.source, topology.dead_letters
         if group := getattr(source, "publish_group", None):
             found[False].add(f"consumer group {group} (it goes back with the next commit)")

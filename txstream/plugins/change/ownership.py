@@ -26,6 +26,7 @@ from txstream.plugins.change import kept
 from txstream.plugins.change.kept import NEW, OLD, Kept
 from txstream.plugins.change.renaming import Pair
 from txstream.plugins.change.swap_plan import Swap
+from txstream.plugins.change.told import leaves
 from txstream.state import TopologyLife
 from txstream.state.declarations import Owner, declared_spec
 from txstream.state.sql import tables as state_tables
@@ -48,7 +49,7 @@ def tell_changes(
 ) -> None:
     """Let the topics that follow a table (`changes_to`) hear which rows a swap will have changed or removed.
     The names have not changed places yet."""
-    outboxes = {one.declaration["copies"]: one for one in owners.values() if one.declaration.get("copies")}
+    outboxes = {one.declaration["copies"]: one for one in owners.values() if leaves(one)}
     for pair in pairs:
         if pair.name not in outboxes or pair.kept is None or pair.incoming is None:
             continue

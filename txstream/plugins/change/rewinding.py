@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, Table, delete, insert, select, update
 
-from txstream.api.state import BATCH, TXID_COLUMN
+from txstream.api.state import TXID_COLUMN
 from txstream.core.errors import FencedError, ProgressMismatchError, UsageError
 from txstream.core.semantics import Semantics
 from txstream.core.transaction import AttemptId, TransactionAttempt, Txid
@@ -49,7 +49,7 @@ from txstream.plugins.change.savepoints import (
     sql_databases,
 )
 from txstream.plugins.change.swap_command import settle as settle_swap
-from txstream.plugins.change.told import telling
+from txstream.plugins.change.told import leaves, telling
 from txstream.settings import Settings
 from txstream.state import BatchRecord, StateDatabase, TopologyLife, TopologyStates
 from txstream.state.declarations import Owner, declared_spec
@@ -341,12 +341,6 @@ def _is_appended(owner: Owner) -> bool:
     return declared_spec(owner).state.on_conflict in ("fail", "ignore")
 
 
-def _leaves(owner: Owner) -> bool:
-    """Whether a table has changes that somebody follows. Nobody follows versions: of what was before a rewind
-    they tell no more, since its ledger row does not name them."""
-    return "copies" in owner.declaration and declared_spec(owner).state.key_names[0] == BATCH
-
-
 # --- doing it -----------------------------------------------------------------------------------------------
 
 
@@ -381,7 +375,7 @@ def _put_back(
         owners = state_tables.owned_by(connection, life.topology)
         part = _held(connection, database, life.topology, target) if owners else None
         live = {one.table: state_tables.declared_table(one, database.sessions.dialect) for one in owners}
-        copies = {one.declaration["copies"]: live[one.table] for one in owners if _leaves(one)}
+        copies = {one.declaration["copies"]: live[one.table] for one in owners if leaves(one)}
         # Copies first, so that what is told stays.
         for owner in sorted(owners, key=lambda one: "copies" not in one.declaration):
             if again and "copies" in owner.declaration:

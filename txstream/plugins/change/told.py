@@ -28,6 +28,13 @@ from sqlalchemy import (
 
 from txstream.api.state import BATCH, GONE, REMOVED, TXID_COLUMN, SqlState
 from txstream.core.transaction import Txid
+from txstream.state.declarations import Owner, declared_spec
+
+
+def leaves(owner: Owner) -> bool:
+    """Whether a table has changes that somebody follows. Nobody follows versions: of what was before a rewind
+    or a swap they tell no more, since its ledger row does not name them."""
+    return "copies" in owner.declaration and declared_spec(owner).state.key_names[0] == BATCH
 
 
 @contextlib.contextmanager
