@@ -24,6 +24,16 @@ from support.kafka_topics import wait_until
 from support.runs import Launcher, Outcome
 from support.texts import create_topic, produce
 
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+__all__ = [
+    "desk",
+    "pytestmark",
+    "test_a_killed_fork_is_there_or_is_made_by_the_same_command",
+    "test_a_killed_rewind_is_finished_or_not_begun",
+    "test_a_killed_savepoint_is_whole_or_dropped",
+    "test_a_killed_swap_is_finished_or_not_begun",
+]
+
 MODULE = """
 from txstream import OpaqueSpout, SqlState, SqlStateBolt, Sum, TransactionalTopologyBuilder
 from txstream.spouts.kafka import Decode, KafkaSource
